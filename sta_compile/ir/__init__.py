@@ -1,0 +1,1 @@
+"""Frozen values that the stages exchange: token grids, tilings, windows, specs. No torch in here."""

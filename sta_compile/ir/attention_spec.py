@@ -1,0 +1,122 @@
+"""What a replaced attention computes: the `spec` argument of `sta::attention`, as a value and as text.
+
+The text form is stored inside compiled artifacts and read back in processes that hold no other state, so it is
+self-describing and versioned, and it names no length, batch size or GPU:
+
+    "v1 roles=video,context tiles=5,6,10 window=3,3,3 kernel=auto"      a grid known when the model was compiled
+    "v1 roles=video request=18,24,24 tile=auto kernel=auto"             a grid known only at run time
+    "v1 roles=context,video tiles=4,5,11 window=full kernel=auto"       dense attention
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from ..errors import StaError
+
+VERSION = "v1"
+Triple = tuple[int, int, int]
+WindowRequest = Triple | Literal["auto", "full"]
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Everything that selects what is computed, apart from lengths, grid and scale.
+
+    roles: one of "video" (exactly one) or "context" per segment, in sequence order.
+    tiles: tiles per axis (T, H, W), or None when they follow from `request` and the grid at run time.
+    window: window in tiles (T, H, W), or "full"; None together with `tiles`.
+    request: window in tokens, "auto" or "full", for grids known only at run time.
+    tile: tile extents in tokens for `request`, or None for the planner's choice.
+    kernel: "auto", "triton" or "reference".
+    """
+
+    roles: tuple[str, ...]
+    tiles: Triple | None = None
+    window: Triple | Literal["full"] | None = None
+    request: WindowRequest | None = None
+    tile: Triple | None = None
+    kernel: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.roles.count("video") != 1 or set(self.roles) - {"video", "context"}:
+            raise StaError(
+                f"segment roles {self.roles} must be 'video' once and 'context' otherwise; "
+                "pass one role per segment"
+            )
+        if (self.tiles is None) != (self.window is None) or (self.tiles is None) == (
+            self.request is None
+        ):
+            raise StaError(
+                "an AttentionSpec has either tiles and window, or request; pass one of the two"
+            )
+
+    @property
+    def video(self) -> int:
+        """Index of the video segment in `roles`."""
+        return self.roles.index("video")
+
+    @property
+    def contexts(self) -> int:
+        """Number of context segments."""
+        return len(self.roles) - 1
+
+    def text(self) -> str:
+        parts = [VERSION, f"roles={','.join(self.roles)}"]
+        if self.tiles is not None:
+            parts += [f"tiles={_join(self.tiles)}", f"window={_join(self.window)}"]
+        else:
+            parts += [f"request={_join(self.request)}", f"tile={_join(self.tile or 'auto')}"]
+        return " ".join([*parts, f"kernel={self.kernel}"])
+
+    @staticmethod
+    def parse(text: str) -> AttentionSpec:
+        """Inverse of `text()`. Raises StaError for text that this version did not write."""
+        return _parse(text)
+
+
+def _join(value: tuple[int, ...] | str | None) -> str:
+    return value if isinstance(value, str) else ",".join(map(str, value or ()))
+
+
+def _triple(text: str) -> Triple:
+    a, b, c = (int(part) for part in text.split(","))
+    return (a, b, c)
+
+
+@lru_cache(maxsize=1024)
+def _parse(text: str) -> AttentionSpec:
+    version, *fields = text.split(" ")
+    if version != VERSION:
+        raise StaError(
+            f"attention spec {text!r} is not of version {VERSION}; recompile the model with the "
+            "installed sta_compile"
+        )
+    try:
+        values = dict(field.split("=", 1) for field in fields)
+        window: Triple | Literal["full"] | None = None
+        request: WindowRequest | None = None
+        if "tiles" in values:
+            window = "full" if values["window"] == "full" else _triple(values["window"])
+        elif values["request"] == "auto":
+            request = "auto"
+        elif values["request"] == "full":
+            request = "full"
+        else:
+            request = _triple(values["request"])
+        tile = values.get("tile", "auto")
+        return AttentionSpec(
+            roles=tuple(values["roles"].split(",")),
+            tiles=_triple(values["tiles"]) if "tiles" in values else None,
+            window=window,
+            request=request,
+            tile=None if tile == "auto" else _triple(tile),
+            kernel=values["kernel"],
+        )
+    except (KeyError, ValueError) as error:
+        raise StaError(
+            f"attention spec {text!r} can't be read ({error}); recompile the model with the "
+            "installed sta_compile"
+        ) from error
