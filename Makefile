@@ -1,42 +1,55 @@
 # make demo | test | lint: each builds .venv on a fresh clone; nothing but python3 (3.10 or newer) is needed.
-#   TORCH=torch==2.11.0    another torch than the default
-#   TORCH=                 the torch of PYTHON, left as it is: for a GPU machine that has one
-#   PYTHON=python3.12      the interpreter that .venv is made from
+#   TORCH=torch==2.11.0           another torch than the default
+#   TORCH=                        the torch of PYTHON's own site-packages, left as it is (a GPU machine that has one)
+#   PYTHON=python3.12             the interpreter that .venv is made from
+#   USE=$(which python)           no .venv at all: an environment where `pip install -e '.[test]'` was run
 TORCH ?= torch==2.13.0
 PYTHON ?= python3
-PIP_INDEX ?= $(if $(shell command -v nvidia-smi),,--extra-index-url https://download.pytorch.org/whl/cpu)
-PYTEST_ARGS ?= -q -m "not gpu"
+PYTEST_ARGS ?= -q -n 2 -m "not gpu"
 
-VENV := .venv
-BIN := $(VENV)/bin
-# Remade when the torch that was asked for, or the list of dependencies, changes.
-READY := $(VENV)/ready-$(if $(TORCH),$(subst /,_,$(firstword $(TORCH))),system)
+ifdef USE
+RUN := $(USE)
+READY :=
+else
+RUN := .venv/bin/python
+BASE := .venv/base-$(or $(TORCH),of-$(notdir $(PYTHON)))
+READY := $(BASE)-ready
+endif
 
-.PHONY: demo test lint gpu-test wheel clean
+.PHONY: demo test gpu-test lint wheel clean
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(RUN) examples/demo.py
 
 test: $(READY)
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(RUN) -m pytest $(PYTEST_ARGS)
 
 gpu-test: $(READY)
-	$(BIN)/python -m pytest -q -m gpu
+	$(RUN) -m pytest -q -m gpu
 
+# mypy can't follow an editable install into codegen/, so it reads the tree as it is once installed.
 lint: $(READY)
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/python -m mypy_installed
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	rm -rf build/installed && mkdir -p build/installed
+	cp -R sta_compile build/installed/sta_compile
+	cp -R codegen cutlass_templates build/installed/sta_compile
+	cd build/installed && $(if $(findstring /,$(RUN)),$(abspath $(RUN)),$(RUN)) -m mypy --config-file ../../pyproject.toml -p sta_compile
 
 wheel: $(READY)
-	$(BIN)/pip wheel --no-deps --wheel-dir dist .
+	$(RUN) -m pip wheel --no-deps --wheel-dir dist .
 
-$(READY): pyproject.toml setup.py
-	rm -rf $(VENV)
-	$(PYTHON) -m venv $(if $(TORCH),,--system-site-packages) $(VENV)
-	$(if $(TORCH),$(BIN)/pip install --quiet $(PIP_INDEX) $(TORCH))
-	$(BIN)/pip install --quiet -e ".[test]"
+ifndef USE
+$(BASE):
+	rm -rf .venv
+	$(PYTHON) -m venv $(if $(TORCH),,--system-site-packages) .venv
+	$(if $(TORCH),$(RUN) -m pip install --quiet $(TORCH))
 	touch $@
 
+$(READY): $(BASE) pyproject.toml setup.py
+	$(RUN) -m pip install --quiet -e ".[test]"
+	touch $@
+endif
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf .venv build dist sta_compile.egg-info

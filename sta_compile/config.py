@@ -60,9 +60,7 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     for name in values:
         if name not in OPTIONS:
             raise unknown_option(name, list(OPTIONS))
-    return {
-        name: read_option(name, value, "sta_compile.config") for name, value in values.items()
-    }
+    return {name: read_option(name, value, "sta_compile.config") for name, value in values.items()}
 
 
 def __getattr__(name: str) -> Any:

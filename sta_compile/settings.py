@@ -79,7 +79,7 @@ class Settings:
         "auto",
         read.noise,
         '"auto", "A..B", "reversed", "log_sigma" or a function',
-        "What the timestep says about noise. \"A..B\": A at noise level 0 and B at level 1, so "
+        'What the timestep says about noise. "A..B": A at noise level 0 and B at level 1, so '
         '"0..1000", "0..1" or, rising as noise falls, "1000..0"; "reversed": rising, its scale '
         'read from the graph; "log_sigma": 0.25 * log(sigma); a function of the timestep tensor '
         "returns the level.",
