@@ -15,20 +15,18 @@ import marshal
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any
 
 from . import option_values as read
 from .errors import InvalidOptionError, UnknownOptionError
 from .ir.attention_spec import Triple, WindowRequest
 
-T = TypeVar("T")
 ENV_PREFIX = "STA_"
 
 
-def _option(default: T, reader: Callable[[Any], T], takes: str, doc: str) -> T:
-    """A row of the table. The field is typed as its value, which is what a Settings holds."""
-    row: Any = field(default=default, metadata={"reader": reader, "takes": takes, "doc": doc})
-    return row  # type: ignore[no-any-return]
+def _option(default: Any, reader: read.Reader, takes: str, doc: str) -> Any:
+    """A row of the table."""
+    return field(default=default, metadata={"reader": reader, "takes": takes, "doc": doc})
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
         return ours, {}
     from torch._inductor import config as inductor_config
 
-    known: dict[str, Any] = inductor_config.get_config_copy()  # type: ignore[attr-defined]
+    known: dict[str, Any] = inductor_config.get_config_copy()
     patches = {}
     for name, value in rest.items():
         spelled = str(name).replace("-", "_")  # as torch.compile does for inductor
