@@ -328,7 +328,7 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (select, "select"),
     (reduction, "sum mean amax amin max min any all prod std var norm linalg_vector_norm argmax argmin "
         "logsumexp"),
-    (same, "softmax log_softmax layer_norm rms_norm group_norm native_layer_norm normalize triu tril"),
+    (same, "softmax log_softmax layer_norm rms_norm group_norm native_layer_norm normalize"),
     (linear, "linear"),
     (matmul, "matmul bmm mm baddbmm addmm"),
     (einsum, "einsum"),
