@@ -7,6 +7,7 @@
 | `torch._guards.TracingContext`, `CompileContext` | 2.11, 2.13 |
 | `torch._inductor.custom_graph_pass.CustomGraphPass` | 2.11, 2.13 |
 | `torch._logging.trace_structured` | 2.11, 2.13 |
+| `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11, 2.13 |
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 import torch.fx
 from torch._ops import HigherOrderOperator
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+__all__ = ["body_of_call", "is_higher_order", "statically_known_true"]
 
 # name of the operator -> position of its first tensor operand
 _CALLS_WITH_BODY = {"tag_activation_checkpoint": 1, "invoke_subgraph": 2, "wrap": 1}
