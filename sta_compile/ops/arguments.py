@@ -17,7 +17,7 @@ from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec, Triple
 from ..ir.geometry import Geometry
 from ..ir.tiling import Tiling
-from ..planning import resolve
+from ..planning.resolve import resolve
 
 
 def tiling_of(grid: Sequence[int], spec: str) -> Tiling:
