@@ -16,7 +16,7 @@ from math import prod
 
 from ..errors import StaError
 from .attention_spec import Triple
-from .tiling import Tiling, balanced
+from .tiling import Tiling
 
 
 def effective(n: int, w: int) -> int:
@@ -59,15 +59,34 @@ class Window:
 
 @lru_cache(maxsize=65536)
 def kept_on_axis(length: int, n: int, w: int) -> int:
-    """(query, key) pairs of positions on one axis whose tiles see each other."""
-    sizes, starts = balanced(length, n)
-    ends = (*starts, length)
-    width = effective(n, w)
-    firsts = (lo(q, w, n) for q in range(n))
-    return sum(
-        size * (ends[first + width] - starts[first])
-        for size, first in zip(sizes, firsts, strict=True)
-    )
+    """(query, key) pairs of positions on one axis whose tiles see each other.
+
+    A closed form, since planning asks for it for every window of every tiling of a grid.
+    """
+    width, half = effective(n, w), w // 2
+    if width == n:
+        return length * length
+    small, larger = divmod(length, n)
+
+    def before(tile: int) -> int:
+        return small * tile + min(tile, larger)
+
+    def larger_keys(firsts: int) -> int:
+        """Larger tiles in windows that begin at x < firsts: sum of clamp(larger - x, 0, width)."""
+        ramp = _triangle(larger) - _triangle(larger - firsts)
+        return ramp - _triangle(larger - width) + _triangle(larger - width - firsts)
+
+    at_start = before(half) * before(width)
+    at_end = (length - before(n - half)) * (length - before(n - width))
+    inner = n - width + 1  # query tiles in the middle of their window
+    larger_inner = min(max(larger - half, 0), inner)
+    keys_of_inner = inner * small * width + larger_keys(inner)
+    keys_of_larger_inner = larger_inner * small * width + larger_keys(larger_inner)
+    return at_start + at_end + small * keys_of_inner + keys_of_larger_inner
+
+
+def _triangle(n: int) -> int:
+    return n * (n + 1) // 2 if n > 0 else 0
 
 
 def kept_pairs(tiling: Tiling, window: Window) -> int:

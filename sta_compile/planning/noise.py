@@ -1,9 +1,8 @@
 """What does a timestep say about noise?
 
-A model's timestep input is turned into a noise level, 0 for a clean video and 1 for pure noise, by a `Convention`. Graphs
-show neither its scale nor its direction in most models, so a convention comes from the option `noise`, or is inferred
-from what the graph proves and from the first call; where that leaves a doubt it is an `UnknownConvention`, and every step
-stays dense.
+A `Convention` turns a model's timestep input into a noise level: 0 is a clean video, 1 is pure noise. Most graphs show
+neither its scale nor its direction, so a convention comes from the option `noise`, or is inferred from what the graph
+proves and from the first call; where that leaves a doubt it is an `UnknownConvention`, and every step stays dense.
 
     convention  model                    timestep of a run       level
     0..1000     Wan, HunyuanVideo, ...   1000 falling to 0       t / 1000
@@ -12,9 +11,9 @@ stays dense.
     1..0        Lumina2, Z-Image         0 rising to 1           1 - t
     log_sigma   Cosmos 1                 0.25 * log(sigma)       sigma / (1 + sigma)
 
-The level is monotone in the timestep, so `level > 0.95` is asked as one comparison of the timestep with a number that is
-computed here: `t > 950` for 0..1000, `t < 0.05` for 1..0. No arithmetic in the graph means no rounding that depends on
-the device: eager, inductor and a list made in advance agree on every step.
+The level is monotone in the timestep, so `level > 0.95` is asked as one comparison of the timestep with a number that
+is computed here: `t > 950` for 0..1000, `t < 0.05` for 1..0. No arithmetic in the graph means no rounding that depends
+on the device (inductor turns a division into a product): eager, inductor and a list made in advance always agree.
 """
 
 from __future__ import annotations
@@ -172,10 +171,10 @@ def infer_convention(
 ) -> Convention | UnknownConvention:
     """The convention behind `noise="auto"`, from the graph's factor and the timestep of the first call.
 
-    A run starts at its noisiest step. With a proved scale of 0..1 the half in which it starts tells the direction. Without
-    one only a value above the middle of 0..1000 is beyond doubt (a second expert that starts at 860, or a video-to-video
-    run at 800, included): 0 starts Mochi (0 to 1000) and Lumina2 (0 to 1), 1 may be Cosmos 1 or 2, and 300 is a
-    run that starts in the middle, of either direction.
+    A run starts at its noisiest step. With a proved scale of 0..1 the half in which it starts tells the direction. With
+    no proved scale only a value above the middle of 0..1000 is beyond doubt (a second expert that starts at 860 and a
+    video-to-video run at 800 included): 0 starts Mochi (0 to 1000) and Lumina2 (0 to 1), 1 may be Cosmos 1 or 2, and
+    300 is a run of either direction that starts in the middle.
     """
     if first_value is None or not math.isfinite(first_value):
         return UnknownConvention(
@@ -245,7 +244,7 @@ def decide_convention(
     first_value: float | None,
     remembered: Convention | UnknownConvention | None = None,
 ) -> Convention | UnknownConvention:
-    """The option if it states a convention, else what an earlier graph of the model found, else what can be inferred."""
+    """What the option states, else what an earlier graph of the model found, else what can be inferred."""
     stated = parse_noise(option, factor)
     if stated is not None:
         return stated

@@ -1,7 +1,7 @@
 """Which steps of a sampling schedule are dense, and which noise level makes the first N steps dense?
 
-Both questions are answered on the host, before a run, from the numbers of a schedule: a step counter inside the compiled
-model would be wrong under checkpointing, with two experts and for interleaved requests.
+Both questions are answered on the host, before a run, from the numbers of a schedule: a step counter inside the
+compiled model would be wrong under checkpointing, with two experts and for interleaved requests.
 
     timesteps 1000, 987, ..., 954, 948, ...    dense_above 0.95 -> [True, True, ..., True, False, ...]
     dense_above(scheduler, steps=12)        -> 0.951: half way between the levels of steps 12 and 13
@@ -10,6 +10,7 @@ model would be wrong under checkpointing, with two experts and for interleaved r
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ def dense_above(scheduler: Any, steps: int = 12) -> float:
 
     The scheduler's `set_timesteps` must have been called the way the pipeline calls it (same number of steps, shift or
     `mu`): a threshold says how much noise, and how many steps lie above it depends on the schedule. Steps that share a
-    level (second-order schedulers) stay together, so that at least `steps` are dense. `steps=0` gives 1.0, no dense step.
+    level (second-order schedulers) stay together: at least `steps` are dense. `steps=0` gives 1.0, no dense step.
 
         pipe.scheduler.set_timesteps(50)
         pipe.transformer.compile(backend="sta", options={"dense_above": dense_above(pipe.scheduler, steps=12)})
@@ -82,7 +83,7 @@ def dense_above(scheduler: Any, steps: int = 12) -> float:
             f"dense_above(steps={steps}) does not fit a schedule of {len(levels)} steps; "
             f'pass 0 to {len(levels) - 1}, or window="full" to keep every step dense'
         )
-    if any(later > sooner + 1e-6 for sooner, later in zip(levels, levels[1:], strict=False)):
+    if any(later > sooner + 1e-6 for sooner, later in pairwise(levels)):
         raise StaError(
             f"the noise of {type(scheduler).__name__} does not fall from step to step, so no level "
             "separates its first steps; pass dense_above as a noise level in 0..1"

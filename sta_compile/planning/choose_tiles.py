@@ -1,0 +1,223 @@
+"""Into which tiles is a token grid cut, given the window that is wanted?
+
+Tiling changes what is computed, so it is a pure function of grid and request, the same on every
+machine and for every kernel, and `VERSION` names the rule. 21x45x80 tokens with a window of (15,
+24, 24) tokens become 4x5x11 tiles of at most 6x9x8 tokens and a window of (3, 3, 3) tiles: 12.1 %
+of the pairs are kept, 11.4 % were asked for, and blocks that are not full add 3.4 % of work.
+
+Tilings that are considered:
+1. An axis has one tile or at least three: a window over two tiles is local without overlap, or
+   dense.
+2. Mean tile sizes of axes with several tiles differ by at most a factor 2.
+3. A tile has 192 to 576 tokens on average. If a grid has no such tiling (fewer than 192 tokens,
+   say), both ends of the range are relaxed by a factor of 2 until there is one.
+
+The distance of a plan from the request is the ratio of their kept shares, the larger over the
+smaller. Of the plans that are within the widest of `BANDS`:
+4. Those that look most like the request: every axis' share is within 4/3 of its own request, no
+   window of one tile on an axis with several, no whole axis that was not asked for. The last of
+   these conditions is given up first.
+5. The narrowest of `BANDS` that has a plan within 2 % of the least work in the widest, work being
+   computed over real pairs. Only the 256 nearest plans are compared.
+6. In it the least work, in thousandths; then fewest ragged axes; then the smallest distance; then
+   the most equal tile sizes; then the fewest tiles on frames, rows and cols, in this order.
+If no plan is in any band, step 6 among those within 10 % of the nearest.
+
+"auto" asks for 42 % of the pairs and the same share of every axis that can be cut (0.749 of three);
+its distance is also at least that share over the smallest one of the plan. Plans that keep more
+than 42 % are considered only if all do. "full" is tiled as "auto", so that tile order is defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from ..errors import StaError
+from ..ir.attention_spec import Triple, WindowRequest
+from ..ir.tiling import Tiling
+from ..ir.window import Window, kept, kept_on_axis
+from .choose_window import AUTO_PERCENT, auto_tiles, requested_tiles
+from .cost import waste
+
+VERSION = 1
+VOLUME = (192, 576)  # tokens of a tile, on average
+ASPECT = 2  # largest over smallest mean tile size of axes with several tiles
+BANDS = (1.1, 1.25, 1.4)
+AXIS_BAND = 4 / 3
+WORK_PERCENT = 102  # of the least work, to be good enough for a narrower band
+COMPARED = 256  # plans whose work is computed, at most: bounds the time of a call
+
+# By axes that can be cut: the same share of each gives 42 % of the pairs. Literals, since pow
+# differs by platform.
+EQUAL_SHARE = {0: 1.0, 1: 0.42, 2: 0.648, 3: 0.749}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the video tokens are ordered and which pairs of them are computed."""
+
+    tiling: Tiling
+    window: Window
+
+    @property
+    def kept(self) -> float:
+        """Share of the (query, key) pairs of video tokens that are computed."""
+        return kept(self.tiling, self.window)
+
+    @property
+    def is_full(self) -> bool:
+        return self.window.is_full(self.tiling)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    tiles: Triple
+    window: Triple  # in tiles
+    pairs: int  # kept
+    distance: float  # >= 1
+    likeness: int  # number of conditions of rule 4 that were given up
+
+    def sort_key(self, grid: Triple) -> tuple[int, float, float, Triple]:
+        ragged = len(Tiling(grid, self.tiles).ragged_axes)
+        return ragged, self.distance, _aspect(grid, self.tiles), self.tiles
+
+
+@lru_cache(maxsize=1024)
+def plan_attention(grid: Triple, window: WindowRequest, tile: Triple | None = None) -> Plan:
+    """Plan for a grid (T, H, W) and a window in tokens; `tile` in tokens replaces rules 1 to 6."""
+    _check("grid", grid)
+    if not isinstance(window, str):
+        _check("window", window)
+        if all(tokens >= length for tokens, length in zip(window, grid, strict=True)):
+            window = "full"
+    if tile is None:
+        tiles = _choose(grid, "auto" if window == "full" else window)
+    else:
+        _check("tile", tile)
+        tiles = _tiles_of_extent(grid, tile)
+    return Plan(Tiling(grid, tiles), Window(_window(grid, tiles, window)))
+
+
+def _check(name: str, value: Triple) -> None:
+    if len(value) != 3 or min(value) < 1:
+        raise StaError(
+            f"{name} {value} is not three positive numbers of tokens; pass (frames, rows, cols)"
+        )
+
+
+def _tiles_of_extent(grid: Triple, tile: Triple) -> Triple:
+    """Length over extent, rounded, halves up, from one to length: 45 in 8s is 6, 5 in 2s is 3."""
+    t, h, w = (
+        min(max(1, (2 * length + extent) // (2 * extent)), length)
+        for length, extent in zip(grid, tile, strict=True)
+    )
+    return (t, h, w)
+
+
+def _window(grid: Triple, tiles: Triple, request: WindowRequest) -> Triple:
+    if request == "full":
+        return tiles
+    if request == "auto":
+        return auto_tiles(grid, tiles)
+    t, h, w = (
+        requested_tiles(length, n, tokens)
+        for length, n, tokens in zip(grid, tiles, request, strict=True)
+    )
+    return (t, h, w)
+
+
+def _choose(grid: Triple, request: WindowRequest) -> Triple:
+    wanted = _wanted_shares(grid, request)
+    candidates = sorted(
+        (
+            _candidate(grid, tiles, _window(grid, tiles, request), wanted, request == "auto")
+            for tiles in _tilings(grid)
+        ),
+        key=lambda c: (c.distance, c.tiles),
+    )
+    if request == "auto":
+        budget = AUTO_PERCENT * prod(grid) ** 2 // 100
+        candidates = [c for c in candidates if c.pairs <= budget] or candidates
+    near = [c for c in candidates if c.distance <= BANDS[-1]]
+    if not near:
+        widest = BANDS[0] * candidates[0].distance
+        return _least_work(grid, [c for c in candidates if c.distance <= widest], (widest,))
+    likeness = min(c.likeness for c in near)
+    return _least_work(grid, [c for c in near if c.likeness == likeness], BANDS)
+
+
+def _least_work(grid: Triple, candidates: list[_Candidate], bands: tuple[float, ...]) -> Triple:
+    """Rules 5 and 6. `candidates` are in order of distance."""
+    work = {c: waste(Tiling(grid, c.tiles), Window(c.window)) for c in candidates[:COMPARED]}
+    good_enough = WORK_PERCENT * min(work.values())
+    for band in bands:
+        inside = [c for c in work if c.distance <= band]
+        if any(100 * work[c] <= good_enough for c in inside):
+            return min(inside, key=lambda c: (work[c], c.sort_key(grid))).tiles
+    raise AssertionError("the least work is in the widest band")
+
+
+def _wanted_shares(grid: Triple, request: WindowRequest) -> tuple[float, ...]:
+    if isinstance(request, str):
+        share = EQUAL_SHARE[sum(length >= 3 for length in grid)]
+        return tuple(share if length >= 3 else 1.0 for length in grid)
+    return tuple(min(1.0, tokens / length) for tokens, length in zip(request, grid, strict=True))
+
+
+def _candidate(
+    grid: Triple, tiles: Triple, window: Triple, wanted: tuple[float, ...], is_auto: bool
+) -> _Candidate:
+    axes = zip(grid, tiles, window, strict=True)
+    pairs = [kept_on_axis(length, n, w) for length, n, w in axes]
+    shares = [count / length**2 for count, length in zip(pairs, grid, strict=True)]
+    kept_share = prod(shares)
+    if is_auto:
+        smallest = max(want / share for want, share in zip(wanted, shares, strict=True))
+        distance = max(_ratio(kept_share, AUTO_PERCENT / 100), smallest)
+    else:
+        distance = _ratio(kept_share, prod(wanted))
+    if max(map(_ratio, shares, wanted)) > AXIS_BAND:
+        likeness = 3
+    elif any(w == 1 < n for w, n in zip(window, tiles, strict=True)):
+        likeness = 2
+    else:
+        likeness = int(any(a == 1 != b for a, b in zip(shares, wanted, strict=True)))
+    return _Candidate(tiles, window, prod(pairs), distance, likeness)
+
+
+def _ratio(a: float, b: float) -> float:
+    return max(a / b, b / a)
+
+
+def _tilings(grid: Triple) -> list[Triple]:
+    """Rules 1 to 3."""
+    low, high = VOLUME
+    while not (found := list(_tilings_of_volume(grid, low, high))):
+        low, high = max(1, low // 2), high * 2
+    return found
+
+
+def _tilings_of_volume(grid: Triple, low: int, high: int) -> Iterator[Triple]:
+    tokens = prod(grid)
+    frames, rows, cols = grid
+    for t, h in product(_counts(frames), _counts(rows)):
+        if _aspect(grid, (t, h, 1)) > ASPECT:
+            continue
+        fewest, most = -(-tokens // (high * t * h)), min(tokens // (low * t * h), cols)
+        for w in range(fewest, most + 1):
+            if w != 2 and _aspect(grid, (t, h, w)) <= ASPECT:
+                yield (t, h, w)
+
+
+def _counts(length: int) -> list[int]:
+    return [1, *range(3, length + 1)]
+
+
+def _aspect(grid: Triple, tiles: Triple) -> float:
+    """Largest over smallest mean tile size of the axes with several tiles."""
+    means = [length / n for length, n in zip(grid, tiles, strict=True) if n > 1]
+    return max(means) / min(means) if means else 1.0
