@@ -29,7 +29,7 @@ from .errors import StaError, StrictError
 from .grid_plan import plan_grids, plan_layouts
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
-from .rewrite.apply_plan import apply_plan
+from .apply_plan import apply_plan
 from .rewrite.verify import record, repair_views, verify
 from .settings import Settings
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 import torch.fx
 
-from ..analysis.axes import axis_size, size_of
-from ..analysis.graph_view import GraphView, fake_value
-from ..analysis.infer_grid import VideoAttention
-from ..analysis.trace_dims import DimTrace
-from ..grid_plan import GridPlan
-from ..noise_plan import NoisePlan
-from ..settings import Settings
-from .insert_dense import insert_dense
-from .insert_layout import insert_layout
-from .replace_attention import FlagNodes, Number, SizeNodes, replace_attention
-from .thread_value import ValueThreads
+from .analysis.axes import axis_size, size_of
+from .analysis.graph_view import GraphView, fake_value
+from .analysis.infer_grid import VideoAttention
+from .analysis.trace_dims import DimTrace
+from .grid_plan import GridPlan
+from .noise_plan import NoisePlan
+from .settings import Settings
+from .rewrite.insert_dense import insert_dense
+from .rewrite.insert_layout import insert_layout
+from .rewrite.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
+from .rewrite.thread_value import ValueThreads
 
 
 def apply_plan(
