@@ -1,8 +1,8 @@
 """The command line: `python -m sta_compile explain | doctor | options`.
 
-    python -m sta_compile explain WanTransformer3DModel --size 81x720x1280 --option window=18,24,24
-    python -m sta_compile doctor        versions, devices, which kernels can run and why others can't
-    python -m sta_compile options       every option with its default and meaning
+python -m sta_compile explain WanTransformer3DModel --size 81x720x1280 --option window=18,24,24
+python -m sta_compile doctor        versions, devices, which kernels can run and why others can't
+python -m sta_compile options       every option with its default and meaning
 """
 
 from __future__ import annotations

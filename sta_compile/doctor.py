@@ -50,7 +50,9 @@ class Findings:
         from rich.console import Group
         from rich.table import Table
 
-        versions = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="installed", title_justify="left")
+        versions = Table(
+            box=box.SIMPLE_HEAD, pad_edge=False, title="installed", title_justify="left"
+        )
         for column in ("package", "version", ""):
             versions.add_column(column)
         for name, version in self.versions.items():
