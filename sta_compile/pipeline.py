@@ -30,7 +30,8 @@ from .grid_plan import plan_grids, plan_layouts
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
 from .apply_plan import apply_plan
-from .rewrite.verify import record, repair_views, verify
+from .rewrite.repair_views import repair_views
+from .rewrite.verify import record, verify
 from .settings import Settings
 
 log = logging.getLogger(__name__)
