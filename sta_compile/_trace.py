@@ -40,8 +40,6 @@ def trace(
 ) -> None:
     """Calls `visit` for each graph that `torch.compile(model, fullgraph=fullgraph)(*args, **kwargs)` compiles."""
     model = unwrap(model)
-    if _fake_mode(model, args, kwargs):
-        model, args, kwargs = _to_meta(model), _to_meta(args), _to_meta(kwargs)
     tracer = _Tracer(visit)
     with _isolated():
         apart: dict[str, Any] = {"isolate_recompiles": True} if _CAN_ISOLATE else {}
@@ -161,38 +159,3 @@ def _calling(model: Callable[..., Any]) -> Callable[..., Any]:
         return model(*args, **kwargs)
 
     return call
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.nn.Module):
-        return [*value.parameters(), *value.buffers()]
-    leaves = torch.utils._pytree.tree_leaves(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _fake_mode(*values: Any) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return any(isinstance(leaf, FakeTensor) for value in values for leaf in _tensors(value))
-
-
-def _to_meta(value: Any) -> Any:
-    """The same module or arguments with fake tensors on the meta device, which Dynamo takes without their mode."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    def meta(tensor: torch.Tensor) -> torch.Tensor:
-        empty = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
-        ).requires_grad_(tensor.requires_grad)
-        return torch.nn.Parameter(empty, tensor.requires_grad) if _is_parameter(tensor) else empty
-
-    if isinstance(value, torch.nn.Module):
-        memo = {id(each): meta(each) for each in _tensors(value)}
-        return copy.deepcopy(value, memo)
-    return torch.utils._pytree.tree_map(
-        lambda leaf: meta(leaf) if isinstance(leaf, FakeTensor) else leaf, value
-    )
-
-
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_is_param", False)
