@@ -1,9 +1,9 @@
 """Which graph input is the timestep, and what does the graph prove about its scale?
 
 A timestep is embedded as sin and cos of itself times a table of frequencies, then linear, activation, linear: so it
-reaches the modulation of every layer. `guidance`, `timestep_r` and fps take the same road, and the name decides among the
-inputs that do; frame indices and positions reach q and k from their sinusoid with no linear layer between, and drop
-out. The frequencies start at 1, so a number that the timestep is multiplied with before them is the scale that
+reaches the modulation of every layer. `guidance`, `timestep_r` and fps take the same road, and the name decides among
+the inputs that do; frame indices and positions reach q and k from their sinusoid with no linear layer between, and
+drop out. The frequencies start at 1, so a number that the timestep is multiplied with before them is the scale that
 the model was trained on: 1000 proves a timestep over 0..1, and 1 proves nothing.
 
     l_kwargs_timestep_ -> float -> * 1000 -> [:, None] -> * exp(...) -> cos -> cat -> linear -> silu -> linear
