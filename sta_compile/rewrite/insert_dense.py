@@ -19,11 +19,12 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from .._torch import statically_known_true
 from ..analysis.find_timestep import TimestepFact
-from ..analysis.graph_view import fake_value
+from ..analysis.graph_view import canonical_name, fake_value, is_tensor
 from ..errors import StaError
 from ..planning.noise import Convention, UnknownConvention, comparisons, has_dense_steps
 from .fake_values import VALUE, fake_mode_of, run
 
+_READS_ON_HOST = ("item", "tolist", "numpy")
 _COMPARE = {True: operator.gt, False: operator.lt}
 
 
@@ -55,6 +56,7 @@ class _Emitter:
         self.graph = gm.graph
         self.batch = batch
         nodes = list(gm.graph.nodes)
+        self.existing = set(nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
         self.fake_mode = fake_mode_of(gm.graph)
         self.last = inputs[-1]
@@ -99,7 +101,7 @@ class _Emitter:
 
     def apply(self, function: Callable[[Any], Any], timestep: torch.fx.Node) -> torch.fx.Node:
         """The nodes of a user's function of the timestep [...] -> level [...]."""
-        existing = set(self.graph.nodes)
+        known = set(self.graph.nodes)
         shape = fake_value(timestep).shape
         try:
             with self.graph.inserting_before(self.last.next):
@@ -107,14 +109,17 @@ class _Emitter:
                 result = function(torch.fx.Proxy(timestep, tracer))
             if not isinstance(result, torch.fx.Proxy):
                 raise TypeError(f"it returned {type(result).__name__}, not a tensor")
-            for node in [node for node in self.graph.nodes if node not in existing]:
+            for node in [node for node in self.graph.nodes if node not in known]:
+                if canonical_name(node) in _READS_ON_HOST:
+                    raise TypeError(f"{canonical_name(node)}() reads a value on the host")
                 self._settle(node)
-            value = fake_value(result.node)
-            if not isinstance(value, torch.Tensor) or value.shape != shape:
-                found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value)
-                raise TypeError(f"it turned a timestep of shape {tuple(shape)} into {found}")
+                if not is_tensor(node):
+                    raise TypeError(f"{node.name} is no tensor")
+            found = fake_value(result.node).shape
+            if found != shape:
+                raise TypeError(f"it made shape {tuple(found)} of shape {tuple(shape)}")
         except Exception as error:
-            for node in reversed([node for node in self.graph.nodes if node not in existing]):
+            for node in reversed([n for n in self.graph.nodes if n not in self.existing]):
                 self.graph.erase_node(node)
             raise StaError(
                 f"the function given as option noise can't be made part of the graph ({error}); write it as torch "

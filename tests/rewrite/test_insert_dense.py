@@ -47,7 +47,7 @@ def edited(
 
 
 def flags_of(gm: GraphModule, fact: TimestepFact, graph: Capture, timestep: torch.Tensor) -> list:
-    inputs = list(graph.example_inputs)
+    inputs = [int(i) if isinstance(i, torch.SymInt) else i for i in graph.example_inputs]
     inputs[fact.index] = timestep
     with torch.no_grad():
         (flags,) = gm(*inputs)
@@ -87,7 +87,7 @@ class Small(torch.nn.Module):
     def forward(self, x: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             table = torch.exp(-math.log(10000.0) * torch.arange(8) / 8)
-            embedded = self.embed((timestep.flatten()[:, None] * table).sin())
+            embedded = self.embed((timestep.flatten().float()[:, None] * table).sin())
             x = x + embedded.mean(0)
             return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
@@ -164,8 +164,8 @@ def test_a_symbolic_batch_needs_no_guard(shape):
     noisy = timestep + 60
     assert flags_of(gm, fact, graph, noisy) == [True] * 3
     assert flags_of(gm, fact, graph, timestep) == [False] * 3
-    symbol = next(i for i in graph.example_inputs if isinstance(i, (int, torch.SymInt)))
-    assert symbol == 3
+    sizes = [n.meta["example_value"] for n in gm.graph.nodes if n.name == fact.node.name]
+    assert shape in ("one", "scalar") or isinstance(sizes[0].shape[0], torch.SymInt)
 
 
 def test_no_dense_steps_add_no_node():
@@ -214,12 +214,14 @@ def host(t):
 def test_functions_that_are_no_arithmetic(function):
     graph = small(torch.full((3,), 900.0))
     gm = graph.copy()
-    before = [node.name for node in gm.graph.nodes]
+    before = list(gm.graph.nodes)
     fact = find_timestep(GraphView(gm))
     assert isinstance(fact, TimestepFact)
-    with pytest.raises(StaError, match=r"can't be made part of the graph .* lambda t: 1 - t / 1000"):
+    with pytest.raises(
+        StaError, match=r"can't be made part of the graph .* lambda t: 1 - t / 1000"
+    ):
         insert_dense(gm, fact, stated(function), 0.95, 0.0, 3, CPU)
-    assert [node.name for node in gm.graph.nodes][: len(before) - 1] == before[:-1]
+    assert list(gm.graph.nodes) == before
     gm.graph.lint()
 
 
