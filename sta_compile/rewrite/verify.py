@@ -119,6 +119,8 @@ class _Propagation:
                     self._run_region(node, body)
                 elif self._is_dirty(node):
                     self._run_node(node)
+                else:
+                    self._restore(node)
 
     def compare_outputs(self, module: GraphModule) -> None:
         """Strides too: they are seen by the callers of the compiled function."""
@@ -197,7 +199,9 @@ class _Propagation:
         if body not in self.entered:
             self.entered[body] = signatures
             for source, value, now in zip(inputs, values, signatures, strict=True):
-                if source not in self.before or self._signature_before(source) != now:
+                if source in self.before and self._signature_before(source) == now:
+                    self._restore(source)
+                else:
                     source.meta[VALUE] = value
                     self.now[source] = now
             self.run(body)
@@ -216,6 +220,7 @@ class _Propagation:
         entry = self.before.get(node)
         if entry is not None:
             if entry.signature == now:
+                self._restore(node)
                 return
             aspects: tuple[Aspect, ...] = ("shape", "dtype", "device")
             for aspect in aspects:
@@ -224,6 +229,11 @@ class _Propagation:
                     break
         self.now[node] = now
         node.meta[VALUE] = value
+
+    def _restore(self, node: Node) -> None:
+        """Undo what an earlier `verify` stored, if the edit behind it was taken back since."""
+        if VALUE in node.meta:
+            node.meta[VALUE] = self.before[node].value
 
     def _report(self, kind: Any, node: Node, message: str) -> None:
         self.violations.append(Violation(kind, node, f"`{node.name}`: {message}"))

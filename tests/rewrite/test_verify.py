@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -223,6 +224,20 @@ def test_views_are_repaired() -> None:
     assert repair_views(violations, before) == []
     assert verify(module, before) == []
     assert torch.equal(run_graph(captured)[0], expected[0])
+
+
+def test_edits_can_be_taken_back() -> None:
+    module, _ = capture(flattening, torch.randn(2, 6, 3, 4, 4))
+    before = record(module)
+    tokens, product = find(module, "transpose"), find(module, operator.mul)
+    strides = product.meta[VALUE].stride()
+    insert_pair(tokens, (3, 4, 4))
+    assert verify(module, before) != []
+    assert product.meta[VALUE].stride() != strides
+    product.replace_input_with(product.all_input_nodes[0], tokens)
+    module.graph.eliminate_dead_code()
+    assert verify(module, before) == []
+    assert product.meta[VALUE].stride() == strides
 
 
 def test_views_that_are_written_stay() -> None:
