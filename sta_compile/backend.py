@@ -38,7 +38,7 @@ def sta(
     settings, patches = Settings.resolve(options)
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model = _torch.root_module()
-    reason = _unsupported(gm, example_inputs)
+    reason = _unsupported(example_inputs)
     if reason is not None:
         report = Report(
             name=type(model).__name__ if model is not None else "graph",
@@ -75,14 +75,14 @@ def _device(example_inputs: Sequence[Any]) -> torch.device:
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 
-def _unsupported(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
-) -> tuple[str, str] | None:
-    """(reason, hint) where the device is not one that we speed up."""
+def _unsupported(example_inputs: Sequence[Any]) -> tuple[str, str] | None:
+    """(reason, hint) where the device is not one that we speed up. A CPU runs the reference."""
     from .runtime.target import detect
 
     target = detect(_device(example_inputs))
-    return None if target.reason is None else (target.reason, target.hint)
+    if target.kind == "cpu" or not target.unsupported:
+        return None
+    return target.unsupported, "use an NVIDIA GPU of compute capability 8.0 or later"
 
 
 def _kernel(example_inputs: Sequence[Any], settings: Any) -> str:
