@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import ops as _ops  # registers torch.ops.sta
 from ._version import __version__
 from .errors import StaError
 
@@ -16,10 +17,14 @@ if TYPE_CHECKING:
     from . import config
     from .config import token_grid
     from .explanation import explain
+    from .ops import checkpoint_ops
+    from .planning.noise_schedule import dense_above
     from .report import Report, reports, reset_reports
 
 _HOMES = {
+    "checkpoint_ops": "ops",
     "config": "config",
+    "dense_above": "planning.noise_schedule",
     "token_grid": "config",
     "explain": "explanation",
     "Report": "report",
@@ -31,7 +36,9 @@ __all__ = [
     "Report",
     "StaError",
     "__version__",
+    "checkpoint_ops",
     "config",
+    "dense_above",
     "explain",
     "reports",
     "reset_reports",

@@ -5,7 +5,8 @@
 Dynamo keeps what it compiles on code objects. A model's forward is therefore traced through a copy of its code, which
 dies with this call, and a model that makes one graph is never run: tracing ends in the backend. A model with graph
 breaks is run once, graph by graph, since what comes after a break depends on it; entries on the code of inner
-functions are removed again, and so is what Dynamo notes about shapes (automatic dynamic) and its counters.
+functions are removed again (beside a user's own entries they are marked as dead, which is all that torch offers), and
+so is what Dynamo notes about shapes (automatic dynamic) and its counters.
 
 Private torch APIs, tested on 2.11 and 2.13: GraphModule.compile_subgraph_reason, register_bytecode_hook, cache entries
 (_debug_get_cache_entry_list, reset_code, ExtraState.invalidate), pgo._CODE_STATE, utils.counters.
@@ -14,6 +15,7 @@ Private torch APIs, tested on 2.11 and 2.13: GraphModule.compile_subgraph_reason
 from __future__ import annotations
 
 import copy
+import inspect
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +23,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+
+# Not in 2.11: entries made here don't count towards the recompile limit of the user's own.
+_CAN_ISOLATE = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
 Visit = Callable[[torch.fx.GraphModule, Sequence[Any]], None]
 
@@ -35,11 +40,10 @@ def trace(
 ) -> None:
     """Calls `visit` for each graph that `torch.compile(model, fullgraph=fullgraph)(*args, **kwargs)` compiles."""
     model = unwrap(model)
-    if _fake_mode(model, args, kwargs):
-        model, args, kwargs = _to_meta(model), _to_meta(args), _to_meta(kwargs)
     tracer = _Tracer(visit)
     with _isolated():
-        compiled = torch.compile(_copy_of_code(model), backend=tracer, fullgraph=fullgraph)
+        apart: dict[str, Any] = {"isolate_recompiles": True} if _CAN_ISOLATE else {}
+        compiled = torch.compile(_copy_of_code(model), backend=tracer, fullgraph=fullgraph, **apart)
         with tracer.remembering_codes():
             try:
                 compiled(*args, **kwargs)
@@ -51,7 +55,8 @@ def trace(
 
 def unwrap(model: Callable[..., Any]) -> Callable[..., Any]:
     """The model inside `torch.compile(model)`; one compiled in place is its own."""
-    return getattr(model, "_orig_mod", None) or getattr(model, "_torchdynamo_orig_callable", model)
+    inner: Callable[..., Any] | None = getattr(model, "_orig_mod", None)
+    return inner or getattr(model, "_torchdynamo_orig_callable", model)
 
 
 class _Finished(Exception):
@@ -81,7 +86,7 @@ class _Tracer:
         from torch._dynamo.convert_frame import register_bytecode_hook
         from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-        def remember(code: types.CodeType, _: types.CodeType) -> None:
+        def remember(code: types.CodeType, new_code: types.CodeType) -> None:
             self.codes.setdefault(code, bool(_debug_get_cache_entry_list(code)))
 
         handle = register_bytecode_hook(remember)
@@ -93,14 +98,16 @@ class _Tracer:
                 self._remove_entries(code, had_entries)
 
     def _remove_entries(self, code: types.CodeType, had_entries: bool) -> None:
-        from torch._dynamo.eval_frame import _debug_get_cache_entry_list, reset_code
+        from torch._C._dynamo.eval_frame import reset_code
+        from torch._dynamo.eval_frame import _debug_get_cache_entry_list
         from torch._dynamo.guards import DeletedGuardManagerWrapper
 
         if not had_entries:
             reset_code(code)
             return
         for entry in list(_debug_get_cache_entry_list(code)):
-            if entry.backend is self:
+            backend: Any = entry.backend  # torch.compile wraps what it is given
+            if getattr(backend, "compiler_fn", backend) is self:
                 gone = DeletedGuardManagerWrapper("sta_compile.explain has ended")
                 extra_state: Any = entry.guard_manager.extra_state
                 extra_state.invalidate(entry, gone)
@@ -152,38 +159,3 @@ def _calling(model: Callable[..., Any]) -> Callable[..., Any]:
         return model(*args, **kwargs)
 
     return call
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.nn.Module):
-        return [*value.parameters(), *value.buffers()]
-    leaves = torch.utils._pytree.tree_leaves(value)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _fake_mode(*values: Any) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return any(isinstance(leaf, FakeTensor) for value in values for leaf in _tensors(value))
-
-
-def _to_meta(value: Any) -> Any:
-    """The same module or arguments with fake tensors on the meta device, which Dynamo takes without their mode."""
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    def meta(tensor: torch.Tensor) -> torch.Tensor:
-        empty = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta"
-        ).requires_grad_(tensor.requires_grad)
-        return torch.nn.Parameter(empty, tensor.requires_grad) if _is_parameter(tensor) else empty
-
-    if isinstance(value, torch.nn.Module):
-        memo = {id(each): meta(each) for each in _tensors(value)}
-        return copy.deepcopy(value, memo)
-    return torch.utils._pytree.tree_map(
-        lambda leaf: meta(leaf) if isinstance(leaf, FakeTensor) else leaf, value
-    )
-
-
-def _is_parameter(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, torch.nn.Parameter) or getattr(tensor, "_is_param", False)

@@ -149,7 +149,9 @@ class Explanation:
         parts: list[RenderableType] = []
         if len(self.reports) > 1:
             parts.append(
-                Text(f"{len(self.reports)} graphs: the model has graph breaks; here they are as one")
+                Text(
+                    f"{len(self.reports)} graphs: the model has graph breaks; here they are as one"
+                )
             )
         parts.append(self.merged().__rich__())
         if self.schedule is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.fx
 
-from .axes import Atom, Axis, Concat, Size, axis_size, resolve, same_size, size_of
+from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, size_of
 from .find_attention import AttentionSite
 from .graph_view import canonical_name, fake_value, is_tensor
 from .prove_mask import Below, Everywhere, lower_bound, prove_mask
@@ -30,12 +30,14 @@ class Refusal:
     name: str
     reason: str
     hint: str
+    over_grid: bool = True  # False: nothing shows that its tokens are video at all
 
 
 @dataclass(frozen=True, eq=False)
 class GridAxis:
-    """The factors of a token axis that is a grid: frames (or none), rows and columns, outermost first."""
+    """A token axis that is a grid, and its factors: frames (or none), rows and columns, outermost first."""
 
+    axis: Axis
     factors: Axis
     evidence: str
 
@@ -69,11 +71,6 @@ class VideoAttention:
 
 def same_axis(a: Axis, b: Axis) -> bool:
     return resolve(a) == resolve(b)
-
-
-def segments_of(axis: Axis) -> tuple[Axis, ...]:
-    axis = resolve(axis)
-    return axis[0].parts if len(axis) == 1 and isinstance(axis[0], Concat) else (axis,)
 
 
 class GridInference:
@@ -175,13 +172,13 @@ class GridInference:
         self, site: AttentionSite, segments: tuple[tuple[str, Size], ...], index: int
     ) -> ContextLengths | Refusal | None:
         assert site.mask is not None
-        fact = prove_mask(site.mask)
+        fact = prove_mask(self.trace.view, site.mask)
         if fact == Everywhere(True):
             return None
         last = len(segments) - 1
         if isinstance(fact, Below) and not fact.negated and index == last - 1:
             start: Size = sum(size for _, size in segments[:last])
-            bound = lower_bound(fact.limit)
+            bound = lower_bound(self.trace.view, fact.limit)
             if bound is not None and _at_least(bound, start):
                 return ContextLengths(fact.limit, start)
         return Refusal(
@@ -210,6 +207,7 @@ class GridInference:
             site.name,
             f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its frames, rows and columns",
             "compile the whole model instead of its blocks, or pass options={'grid': (frames, rows, cols)}",
+            over_grid=False,
         )
 
     def _grid(self, part: Axis) -> GridAxis | None:
@@ -220,19 +218,19 @@ class GridInference:
                 factors = self._declared.setdefault(
                     whole, tuple(Atom(s) for s in self.declared)
                 )
-                return GridAxis(factors, "option grid")
+                return GridAxis(part, factors, "option grid")
         factors = resolve(part, to_grid=True)
         if len(factors) not in (2, 3) or not all(isinstance(f, Atom) for f in factors):
             return None
         atoms = [f for f in factors if isinstance(f, Atom)]
         origin = next((a.origin for a in atoms if a.origin), "")
         if origin and all(a.origin for a in atoms[-2:]):
-            return GridAxis(factors, origin)
+            return GridAxis(part, factors, origin)
         if self._spread_over(self._inputs, atoms):
-            return GridAxis(factors, "reshape patchify")
+            return GridAxis(part, factors, "reshape patchify")
         if self._spread_over(self._outputs, atoms):
-            return GridAxis(factors, "unpatchify")
-        return GridAxis(factors, "positions of the rope tables") if len(atoms) == 3 else None
+            return GridAxis(part, factors, "unpatchify")
+        return GridAxis(part, factors, "positions of the rope tables") if len(atoms) == 3 else None
 
     def _spread_over(self, latents: list[list[Atom | None]], atoms: list[Atom]) -> bool:
         """Does one latent have each of the atoms as the outermost factor of a dimension of its own?"""

@@ -13,7 +13,7 @@ import torch
 import torch.fx
 
 from .axes import Size, size_of
-from .graph_view import argument, canonical_name, fake_value, is_tensor
+from .graph_view import GraphView, argument, canonical_name, fake_value, is_tensor
 
 _COUNTS = (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
 _SHAPED = (
@@ -44,18 +44,19 @@ class Below:
 MaskFact = Union[Everywhere, Index, Below]
 
 
-def prove_mask(mask: torch.fx.Node) -> MaskFact | None:
+def prove_mask(view: GraphView, mask: torch.fx.Node) -> MaskFact | None:
     """What a boolean mask [batch, 1, 1, keys] or [batch, keys] says along its last axis; None if that is not provable."""
     if fake_value(mask).dtype != torch.bool:
         return None
     shape = fake_value(mask).shape
     if any(size_of(s) != 1 for s in shape[1:-1]):
         return None
-    fact = _fact(mask)
+    fact = _fact(view, mask)
     return None if isinstance(fact, Index) else fact
 
 
-def _fact(node: Any) -> MaskFact | None:
+def _fact(view: GraphView, node: Any) -> MaskFact | None:
+    node = _outside(view, node)
     if not is_tensor(node):
         return None
     name = canonical_name(node)
@@ -68,22 +69,32 @@ def _fact(node: Any) -> MaskFact | None:
         plain = len(node.args) == 1 or (len(node.args) == 2 and node.args[0] == 0)
         return Index() if plain and node.kwargs.get("step", 1) == 1 else None
     if name in _SHAPED and _keeps_last_axis(node):
-        return _fact(first)
+        return _fact(view, first)
     if name in ("lt", "ge", "gt", "le"):
-        return _comparison(name, first, argument(node, 1, "other"))
+        return _comparison(view, name, first, argument(node, 1, "other"))
     if name == "logical_not":
-        return _negate(_fact(first))
+        return _negate(_fact(view, first))
     if name == "masked_fill":
-        kept, condition, fill = _fact(first), _fact(node.args[1]), node.args[2]
+        kept, condition, fill = _fact(view, first), _fact(view, node.args[1]), node.args[2]
         if kept == Everywhere(True) and (fill is False or fill == 0):
             return _negate(condition)
     if name == "logical_and":
-        a, b = _fact(first), _fact(argument(node, 1, "other"))
+        a, b = _fact(view, first), _fact(view, argument(node, 1, "other"))
         if a == Everywhere(True):
             return b
         if b == Everywhere(True):
             return a
     return None
+
+
+def _outside(view: GraphView, node: Any) -> Any:
+    """The argument that a body's placeholder stands for, if all calls of the body pass the same."""
+    while isinstance(node, torch.fx.Node) and node in view.sources:
+        sources = set(view.sources[node])
+        if len(sources) != 1:
+            return node
+        node = sources.pop()
+    return node
 
 
 def _negate(fact: MaskFact | None) -> MaskFact | None:
@@ -92,11 +103,11 @@ def _negate(fact: MaskFact | None) -> MaskFact | None:
     return Below(fact.limit, not fact.negated) if isinstance(fact, Below) else None
 
 
-def _comparison(name: str, a: Any, b: Any) -> MaskFact | None:
+def _comparison(view: GraphView, name: str, a: Any, b: Any) -> MaskFact | None:
     """index < limit, index >= limit, and the same written the other way round."""
-    if isinstance(_fact(a), Index) and is_tensor(b) and _per_sample(b):
+    if isinstance(_fact(view, a), Index) and is_tensor(b) and _per_sample(b):
         return {"lt": Below(b), "ge": Below(b, True)}.get(name)
-    if isinstance(_fact(b), Index) and is_tensor(a) and _per_sample(a):
+    if isinstance(_fact(view, b), Index) and is_tensor(a) and _per_sample(a):
         return {"gt": Below(a), "le": Below(a, True)}.get(name)
     return None
 
@@ -119,10 +130,11 @@ def _keeps_last_axis(node: torch.fx.Node) -> bool:
     return True
 
 
-def lower_bound(node: Any) -> Size | None:
+def lower_bound(view: GraphView, node: Any) -> Size | None:
     """A number that an integer tensor is never below; None if the graph does not tell. Sums of masks are counts."""
     if isinstance(node, (int, torch.SymInt)):
         return size_of(node)
+    node = _outside(view, node)
     if not isinstance(node, torch.fx.Node):
         return None
     value = fake_value(node)
@@ -132,10 +144,10 @@ def lower_bound(node: Any) -> Size | None:
     if name in ("sum", "count_nonzero"):
         return 0 if fake_value(node.args[0]).dtype in _COUNTS else None
     if name in ("unsqueeze", "to", "int", "long", "view", "reshape", "getitem", "expand", "squeeze"):
-        return lower_bound(node.args[0])
+        return lower_bound(view, node.args[0])
     if name == "add":
-        a, b = lower_bound(node.args[0]), lower_bound(argument(node, 1, "other"))
+        a, b = lower_bound(view, node.args[0]), lower_bound(view, argument(node, 1, "other"))
         return None if a is None or b is None else a + b
     if name == "clamp":
-        return lower_bound(argument(node, 1, "min"))
+        return lower_bound(view, argument(node, 1, "min"))
     return None

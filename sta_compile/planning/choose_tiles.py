@@ -18,7 +18,7 @@ smaller. Of the plans that are within the widest of `BANDS`:
    window of one tile on an axis with several, no whole axis that was not asked for. The last of
    these conditions is given up first.
 5. The narrowest of `BANDS` that has a plan within 2 % of the least work in the widest, work being
-   computed over real pairs.
+   computed over real pairs. Only the 256 nearest plans are compared.
 6. In it the least work, in thousandths; then fewest ragged axes; then the smallest distance; then
    the most equal tile sizes; then the fewest tiles on frames, rows and cols, in this order.
 If no plan is in any band, step 6 among those within 10 % of the nearest.
@@ -77,7 +77,7 @@ class Plan:
 class _Candidate:
     tiles: Triple
     window: Triple  # in tiles
-    kept: float
+    pairs: int  # kept
     distance: float  # >= 1
     likeness: int  # number of conditions of rule 4 that were given up
 
@@ -140,7 +140,8 @@ def _choose(grid: Triple, request: WindowRequest) -> Triple:
         key=lambda c: (c.distance, c.tiles),
     )
     if request == "auto":
-        candidates = [c for c in candidates if c.kept <= AUTO_PERCENT / 100] or candidates
+        budget = AUTO_PERCENT * prod(grid) ** 2 // 100
+        candidates = [c for c in candidates if c.pairs <= budget] or candidates
     near = [c for c in candidates if c.distance <= BANDS[-1]]
     if not near:
         widest = BANDS[0] * candidates[0].distance
@@ -170,7 +171,9 @@ def _wanted_shares(grid: Triple, request: WindowRequest) -> tuple[float, ...]:
 def _candidate(
     grid: Triple, tiles: Triple, window: Triple, wanted: tuple[float, ...], is_auto: bool
 ) -> _Candidate:
-    shares = [_share(length, n, w) for length, n, w in zip(grid, tiles, window, strict=True)]
+    axes = zip(grid, tiles, window, strict=True)
+    pairs = [kept_on_axis(length, n, w) for length, n, w in axes]
+    shares = [count / length**2 for count, length in zip(pairs, grid, strict=True)]
     kept_share = prod(shares)
     if is_auto:
         smallest = max(want / share for want, share in zip(wanted, shares, strict=True))
@@ -183,12 +186,7 @@ def _candidate(
         likeness = 2
     else:
         likeness = int(any(a == 1 != b for a, b in zip(shares, wanted, strict=True)))
-    return _Candidate(tiles, window, kept_share, distance, likeness)
-
-
-@lru_cache(maxsize=16384)
-def _share(length: int, n: int, w: int) -> float:
-    return kept_on_axis(length, n, w) / length**2
+    return _Candidate(tiles, window, prod(pairs), distance, likeness)
 
 
 def _ratio(a: float, b: float) -> float:

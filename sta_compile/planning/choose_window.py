@@ -4,11 +4,11 @@ A request in tokens becomes ceil(tokens / nominal tile size) tiles, and an even 
 request that covers an axis is the whole axis. On 30x48x80 in 6x8x8 tiles, (18, 24, 24) tokens are
 (3, 3, 3) tiles.
 
-"auto" keeps at most 42 % of the pairs, the paper's training-free setting of 58 % sparsity. It starts
-from the narrowest windows and widens the axis with the smallest share, while the budget allows: so
-the smallest share is as large as it can be, and the other axes use what is left. On 30x48x80 in
-6x8x8 tiles that is (3, 6, 7) tiles: shares of 0.6, 1 and 0.7, so 42 %. An axis with several tiles
-never has a window of one tile.
+"auto" keeps at most 42 % of the pairs, the paper's training-free setting of 58 % sparsity. It
+starts from the narrowest windows and widens the axis with the smallest share, while the budget
+allows: so the smallest share is as large as it can be, and the other axes use what is left. On
+30x48x80 in 6x8x8 tiles that is (3, 6, 7) tiles: shares of 0.6, 1 and 0.7, so 42 %. An axis with
+several tiles never has a window of one tile.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def requested_tiles(length: int, n: int, tokens: int) -> int:
 
 
 def auto_tiles(grid: Triple, tiles: Triple) -> Triple:
-    """Window in tiles per axis (T, H, W) for "auto"; over budget only if the narrowest already is."""
+    """Window in tiles per axis (T, H, W); over budget only if the narrowest already is."""
     axes = [_axis_windows(length, n) for length, n in zip(grid, tiles, strict=True)]
     picks = [0, 0, 0]  # index into the windows of each axis
     budget = AUTO_PERCENT * prod(grid) ** 2 // 100

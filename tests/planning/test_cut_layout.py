@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -109,6 +110,7 @@ def test_same_answer_under_another_hash_seed() -> None:
         subprocess.run(
             [sys.executable, "-c", program],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(["", *sys.path])},
+            cwd=Path(__file__).parents[2],
             capture_output=True,
             text=True,
             check=True,

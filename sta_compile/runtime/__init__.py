@@ -1,0 +1,1 @@
+"""Devices and launches: from a KernelSpec to a running kernel."""

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import sta_compile.ops  # noqa: F401  registers the operators
+from sta_compile.errors import StaError
+from sta_compile.ir.attention_spec import AttentionSpec
+from sta_compile.ops import reference
+from tests import oracle
+
+ROLES = [
+    ("video",),
+    ("video", "context"),
+    ("context", "video"),
+    ("context", "video", "context"),
+]
+
+
+def strided(shape, layout, generator, dtype, fused=False):
+    """[batch, heads, tokens, head_dim] with heads outside ("bhnd") or inside ("bnhd") tokens."""
+    b, h, n, d = shape
+    inner = 3 * d if fused else d
+    if layout == "bhnd":
+        x = torch.randn(b, h, n, inner, generator=generator, dtype=torch.float32)
+    else:
+        x = torch.randn(b, n, h, inner, generator=generator, dtype=torch.float32).transpose(1, 2)
+    return x.to(dtype)[..., -d:]
+
+
+@st.composite
+def problems(draw):
+    grid = tuple(draw(st.integers(1, 6)) for _ in range(3))
+    tiles = tuple(draw(st.integers(1, length)) for length in grid)
+    window = tuple(draw(st.integers(1, 6)) for _ in range(3))
+    roles = draw(st.sampled_from(ROLES))
+    video = grid[0] * grid[1] * grid[2]
+    segments = [video if r == "video" else draw(st.integers(0, 9)) for r in roles]
+    batch = draw(st.integers(1, 3))
+    contexts = [n for n, r in zip(segments, roles, strict=True) if r == "context"]
+    lengths = None
+    if contexts and draw(st.booleans()):
+        lengths = [[draw(st.integers(0, n)) for n in contexts] for _ in range(batch)]
+    flags = [draw(st.booleans()) for _ in range(batch)] if draw(st.booleans()) else None
+    kv_heads, share = draw(st.sampled_from([(1, 1), (2, 1), (2, 3), (1, 4)]))
+    return {
+        "grid": grid,
+        "tiles": tiles,
+        "window": window,
+        "roles": roles,
+        "segments": segments,
+        "batch": batch,
+        "key_lengths": lengths,
+        "dense": flags,
+        "heads": (kv_heads * share, kv_heads),
+        "head_dim": draw(st.sampled_from([1, 8, 40])),
+        "layouts": [draw(st.sampled_from(["bhnd", "bnhd"])) for _ in range(3)],
+        "fused": draw(st.booleans()),
+        "scale": draw(st.sampled_from([0.125, 1.0, -0.5])),
+        "dtype": draw(st.sampled_from([torch.float32, torch.float64])),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+def build(problem, poison=None):
+    """(arguments of the operator, mask of the definition)"""
+    p = problem
+    generator = torch.Generator().manual_seed(p["seed"])
+    tokens = sum(p["segments"])
+    heads, kv_heads = p["heads"]
+    q, k, v = (
+        strided((p["batch"], h, tokens, p["head_dim"]), layout, generator, p["dtype"], p["fused"])
+        for h, layout in zip((heads, kv_heads, kv_heads), p["layouts"], strict=True)
+    )
+    lengths = None if p["key_lengths"] is None else torch.tensor(p["key_lengths"])
+    dense = None if p["dense"] is None else torch.tensor(p["dense"])
+    mask = oracle.full_mask(
+        p["grid"],
+        p["tiles"],
+        p["window"],
+        p["roles"],
+        p["segments"],
+        p["batch"],
+        lengths,
+        dense,
+    )
+    if poison is not None:
+        unseen = ~mask.any(1)[:, None, :, None]
+        k, v = (torch.where(unseen, poison, x) for x in (k, v))
+    spec = AttentionSpec(p["roles"], tiles=p["tiles"], window=p["window"]).text()
+    return (q, k, v, lengths, dense, p["segments"], list(p["grid"]), spec, p["scale"]), mask
+
+
+@settings(max_examples=120, deadline=None)
+@given(problems(), st.sampled_from([None, 1e4, float("nan")]))
+def test_equals_dense_attention_with_the_mask_of_the_definition(problem, poison):
+    arguments, mask = build(problem, poison)
+    q, k, v, *_, scale = arguments
+    out, lse = torch.ops.sta.attention(*arguments)
+    expected, expected_lse = oracle.attention(q, k, v, mask, scale)
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(lse, expected_lse.float(), atol=2e-5, rtol=2e-5)
+    assert out.stride() == torch.empty_like(q).stride()
+
+
+@settings(max_examples=40, deadline=None)
+@given(problems(), st.sampled_from([None, float("nan")]))
+def test_gradients_equal_those_of_masked_attention(problem, poison):
+    arguments, mask = build(problem | {"dtype": torch.float64}, poison)
+    inputs = [x.detach().requires_grad_() for x in arguments[:3]]
+    dout = torch.randn(inputs[0].shape, dtype=torch.float64)
+    out, lse = torch.ops.sta.attention(*inputs, *arguments[3:])
+    assert not lse.requires_grad
+    expected = oracle.attention(*inputs, mask, arguments[-1])[0]
+    for ours, theirs in zip(
+        torch.autograd.grad(out, inputs, dout),
+        torch.autograd.grad(expected, inputs, dout),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+BASE = {
+    "grid": (3, 4, 5),
+    "tiles": (3, 2, 3),
+    "window": (1, 1, 3),
+    "roles": ("context", "video", "context"),
+    "segments": [7, 60, 5],
+    "batch": 2,
+    "key_lengths": [[3, 5], [0, 1]],
+    "dense": [False, True],
+    "heads": (4, 2),
+    "head_dim": 8,
+    "layouts": ["bnhd", "bhnd", "bnhd"],
+    "fused": False,
+    "scale": 0.3,
+    "dtype": torch.float64,
+    "seed": 0,
+}
+
+
+def test_gradcheck():
+    arguments, _ = build(
+        BASE
+        | {
+            "grid": (3, 3, 1),
+            "tiles": (3, 3, 1),
+            "segments": [2, 9, 1],
+            "heads": (2, 1),
+            "head_dim": 2,
+        }
+    )
+    lengths = torch.tensor([[1, 1], [0, 1]])
+    inputs = [x.requires_grad_() for x in arguments[:3]]
+    assert torch.autograd.gradcheck(
+        lambda *x: torch.ops.sta.attention(*x, lengths, *arguments[4:])[0], inputs
+    )
+
+
+def test_second_order_is_refused():
+    arguments, _ = build(BASE)
+    q = arguments[0].requires_grad_()
+    out, _ = torch.ops.sta.attention(q, *arguments[1:])
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(StaError, match="no second derivative"):
+        grad.sum().backward()
+
+
+@pytest.mark.parametrize("layout", ["bnhd", "bhnd"])
+@pytest.mark.parametrize("optional", [True, False])
+def test_opcheck(layout, optional):
+    problem = BASE | {"layouts": [layout] * 3, "dtype": torch.float32}
+    if not optional:
+        problem |= {"key_lengths": None, "dense": None}
+    arguments, _ = build(problem)
+    inputs = [x.requires_grad_() for x in arguments[:3]]
+    torch.library.opcheck(torch.ops.sta.attention.default, (*inputs, *arguments[3:]))
+    out, lse = torch.ops.sta.attention(*arguments)
+    backward = (torch.randn_like(out), *arguments[:3], out.detach(), lse, *arguments[3:])
+    torch.library.opcheck(
+        torch.ops.sta.attention_backward.default,
+        tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in backward),
+    )
+
+
+def test_lengths_may_be_symbolic():
+    """A grid and lengths that are only known at run time trace without a guard on their values."""
+    spec = AttentionSpec(("video", "context"), tiles=(3, 1, 1), window=(1, 1, 1)).text()
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+    def f(x, sizes):
+        t, h, w = sizes.tolist()
+        video = t * h * w
+        segments = [video, x.shape[2] - video]
+        x = torch.ops.sta.tile(x, 2, 0, [t, h, w], spec)
+        return torch.ops.sta.attention(x, x, x, None, None, segments, [t, h, w], spec, 1.0)[0]
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for grid in ([3, 2, 2], [4, 3, 1], [5, 1, 2]):
+            x = torch.randn(1, 2, 20, 8)
+            video = grid[0] * grid[1] * grid[2]
+            args = [video, 20 - video], grid, spec
+            tiled = torch.ops.sta.tile(x, 2, 0, grid, spec)
+            expected, _ = torch.ops.sta.attention(tiled, tiled, tiled, None, None, *args, 1.0)
+            torch.testing.assert_close(f(x, torch.tensor(grid)), expected)
+
+
+@pytest.mark.parametrize(
+    "mapped", [(0, 0, 0, 0, 0), (0, None, 1, None, None), (2, 0, None, 0, None)]
+)
+def test_vmap(mapped):
+    arguments, _ = build(BASE)
+    tensors = [
+        x if dim is None else torch.stack([x, x.flip(0), x.clone()], dim)
+        for x, dim in zip(arguments[:5], mapped, strict=True)
+    ]
+
+    def f(*x):
+        return torch.ops.sta.attention(*x, *arguments[5:])
+
+    ours = torch.vmap(f, mapped)(*tensors)
+    for i in range(3):
+        single = f(
+            *(x if d is None else x.select(d, i) for x, d in zip(tensors, mapped, strict=True))
+        )
+        for a, b in zip(ours, single, strict=True):
+            torch.testing.assert_close(a[i], b)
+
+
+def test_batched_gradients():
+    arguments, _ = build(BASE)
+    inputs = [x.requires_grad_() for x in arguments[:3]]
+    out, _ = torch.ops.sta.attention(*inputs, *arguments[3:])
+    douts = torch.randn(3, *out.shape, dtype=out.dtype)
+    batched = torch.autograd.grad(out, inputs, douts, is_grads_batched=True, retain_graph=True)
+    for i, dout in enumerate(douts):
+        single = torch.autograd.grad(out, inputs, dout, retain_graph=True)
+        for a, b in zip(batched, single, strict=True):
+            torch.testing.assert_close(a[i], b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_uses_the_active_dtype(dtype):
+    arguments, _ = build(BASE | {"dtype": torch.float32})
+    q, k, v, *rest = arguments
+    q = q.requires_grad_()
+    mixed = (q, k, v.to(dtype), *rest)
+    with pytest.raises(StaError, match="one floating-point dtype"):
+        torch.ops.sta.attention(*mixed)
+    with torch.autocast("cpu", dtype):
+        out, lse = torch.ops.sta.attention(*mixed)
+        compiled = torch.compile(torch.ops.sta.attention, backend="aot_eager", fullgraph=True)
+        assert compiled(*mixed)[0].dtype == dtype
+    assert out.dtype == dtype
+    assert lse.dtype == torch.float32
+    out.sum().backward()
+    assert q.grad.dtype == torch.float32
+    double, _ = build(BASE)
+    with torch.autocast("cpu", dtype):
+        assert torch.ops.sta.attention(*double)[0].dtype == torch.float64
+
+
+def test_flops_count_the_pairs_of_the_sparse_branch():
+    arguments, _ = build(BASE)
+    _, sparse = build(BASE | {"dense": None, "key_lengths": None})
+    per_pair = 4 * BASE["heads"][0] * BASE["head_dim"]
+    inputs = [x.requires_grad_() for x in arguments[:3]]
+    with FlopCounterMode(display=False) as counter:
+        out, _ = torch.ops.sta.attention(*inputs, *arguments[3:])
+    assert counter.get_total_flops() == per_pair * int(sparse.sum())
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert counter.get_total_flops() == per_pair * int(sparse.sum()) * 5 // 2
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 100, 127, 129, 1025])
+def test_awkward_lengths(tokens):
+    n = 1 if tokens < 3 else 5
+    problem = BASE | {
+        "grid": (1, 1, tokens),
+        "tiles": (1, 1, n),
+        "window": (1, 1, 3),
+        "segments": [4, tokens, 3],
+        "dtype": torch.float32,
+        "key_lengths": [[1, 0], [4, 2]],
+    }
+    arguments, mask = build(problem)
+    expected, _ = oracle.attention(*arguments[:3], mask, arguments[-1])
+    torch.testing.assert_close(
+        torch.ops.sta.attention(*arguments)[0], expected, atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 72, 80, 96, 120, 128, 160, 256])
+def test_head_dims(head_dim):
+    arguments, mask = build(BASE | {"head_dim": head_dim, "scale": head_dim**-0.5})
+    expected, _ = oracle.attention(*arguments[:3], mask, arguments[-1])
+    torch.testing.assert_close(torch.ops.sta.attention(*arguments)[0], expected)
+
+
+def test_large_values_in_half_precision_stay_finite():
+    arguments, mask = build(BASE | {"dtype": torch.float16})
+    q, k, v, *rest = arguments
+    v = v * 1e3
+    out, _ = torch.ops.sta.attention(q, k, v, *rest)
+    expected, _ = oracle.attention(q.float(), k.float(), v.float(), mask, rest[-1])
+    assert out.isfinite().all()
+    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2.0)
+
+
+def test_blocks_of_rows_and_keys_do_not_change_the_result(monkeypatch):
+    arguments, mask = build(BASE)
+    inputs = [x.requires_grad_() for x in arguments[:3]]
+    expected, _ = oracle.attention(*inputs, mask, arguments[-1])
+    monkeypatch.setattr(reference, "BLOCK_KEYS", 7)
+    monkeypatch.setattr(reference, "BLOCK_SCORES", 2 * 4 * 7 * 3)
+    out, _ = torch.ops.sta.attention(*inputs, *arguments[3:])
+    torch.testing.assert_close(out, expected)
+    dout = torch.randn_like(out)
+    for a, b in zip(
+        torch.autograd.grad(out, inputs, dout),
+        torch.autograd.grad(expected, inputs, dout),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation returned."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.numel())
+        return result
+
+
+@pytest.mark.parametrize("window", [(3, 3, 3), (5, 4, 8)])
+def test_memory_is_linear_in_tokens(window, monkeypatch):
+    monkeypatch.setattr(reference, "BLOCK_SCORES", 1 << 16)
+    grid, tiles, context = (10, 16, 32), (5, 4, 8), 64
+    tokens = 10 * 16 * 32 + context
+    spec = AttentionSpec(("video", "context"), tiles=tiles, window=window).text()
+    q, k, v = (torch.randn(1, 2, tokens, 8) for _ in range(3))
+    problem = None, None, [tokens - context, context], list(grid), spec, 0.3
+    with Largest() as largest:
+        geometry = sta_compile.ops.attention.geometry_of(*problem[2:5])
+        out, lse = reference.forward(q, k, v, None, None, geometry, 0.3)
+        reference.backward(out, q, k, v, out, lse, None, None, geometry, 0.3)
+    assert 2 * tokens * 8 <= largest.elements <= 2 * tokens * 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({0: torch.zeros(2, 3, 72, 8)}, "multiple of the key heads"),
+        ({0: torch.zeros(2, 4, 71, 8), 1: torch.zeros(2, 2, 71, 8)}, "must agree"),
+        ({0: torch.zeros(4, 72, 8)}, "4-D"),
+        ({3: torch.zeros(2, 1, dtype=torch.int32)}, "one valid length per sample"),
+        ({4: torch.zeros(2)}, "one flag per sample"),
+        ({5: [7, 61, 4]}, "token grid"),
+        ({5: [12, 60]}, "one length per role"),
+        ({5: [6, 60, 5]}, "add up"),
+    ],
+)
+def test_errors_say_what_to_do(change, message):
+    arguments = list(build(BASE | {"dtype": torch.float32})[0])
+    for index, value in change.items():
+        arguments[index] = value
+    with pytest.raises(StaError, match=message):
+        torch.ops.sta.attention(*arguments)
