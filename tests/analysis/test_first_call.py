@@ -8,7 +8,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sta_compile.analysis.find_timestep import TimestepFact
 from sta_compile.analysis.first_call import ConventionMemory, first_value
-from sta_compile.planning.noise import Convention, UnknownConvention, infer_convention
+from sta_compile.ir.noise_level import Convention, UnknownConvention
+from sta_compile.planning.noise import infer_convention
 
 NODE = torch.fx.Graph().placeholder("l_timestep_")
 

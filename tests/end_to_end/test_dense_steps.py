@@ -24,7 +24,8 @@ from torch.fx import Node
 from sta_compile.analysis.find_timestep import TimestepFact, find_timestep
 from sta_compile.analysis.first_call import ConventionMemory, first_value
 from sta_compile.analysis.graph_view import GraphView
-from sta_compile.planning.noise import Convention, UnknownConvention, decide_convention
+from sta_compile.ir.noise_level import Convention, UnknownConvention
+from sta_compile.planning.noise import decide_convention
 from sta_compile.planning.noise_schedule import dense_above, dense_steps
 from sta_compile.rewrite.insert_dense import insert_dense
 from tests.timestep_models import captured

@@ -14,7 +14,8 @@ from torch.fx import GraphModule, Node
 from sta_compile.analysis.find_timestep import TimestepFact, find_timestep
 from sta_compile.analysis.graph_view import GraphView
 from sta_compile.errors import StaError
-from sta_compile.planning.noise import Convention, UnknownConvention, parse_noise
+from sta_compile.ir.noise_level import Convention, UnknownConvention
+from sta_compile.planning.noise import parse_noise
 from sta_compile.planning.noise_schedule import dense_steps
 from sta_compile.rewrite.insert_dense import insert_dense
 from tests.timestep_models import MODELS, Capture, capture, captured
