@@ -51,6 +51,14 @@ def specialise(size: Any, shape_env: Any) -> int:
     return int(shape_env.create_symintnode(size, hint=None))
 
 
+def simplified(size: Any, shape_env: Any) -> Any:
+    """A size with what has become known of it by guards since it was read."""
+    if isinstance(size, int):
+        return size
+    expr = shape_env.simplify(size)
+    return int(expr) if expr.is_Integer else expr
+
+
 def shape_env_of(gm: torch.fx.GraphModule) -> Any:
     """The shape environment of a graph's fake values; None if it has no fake tensor."""
     for node in gm.graph.nodes:
