@@ -193,7 +193,8 @@ def explain(
 
 
 def _schedule(explanation: Explanation, settings: Settings, timesteps: Iterable[Any]) -> Schedule:
-    from .planning.noise import UnknownConvention, infer_convention, parse_noise
+    from .ir.noise_level import UnknownConvention
+    from .planning.noise import infer_convention, parse_noise
     from .planning.noise_schedule import dense_steps
 
     values = tuple(float(each) for each in timesteps)
