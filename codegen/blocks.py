@@ -24,17 +24,17 @@ def _row(m: int, n: int, warps: int, stages: int, speed: float = 1.0) -> Choice:
 
 # (class of architectures, padded head dim) -> choices for 16-bit types.
 _HALF: dict[tuple[str, int], tuple[Choice, ...]] = {
-    ("hopper tma", 32): (_row(128, 128, 8, 3), _row(64, 128, 4, 3, 0.8)),
-    ("hopper tma", 64): (_row(128, 128, 8, 3), _row(64, 128, 4, 3, 0.8)),
-    ("hopper tma", 128): (_row(128, 128, 8, 3), _row(64, 64, 4, 3, 0.8)),
-    ("hopper tma", 256): (_row(128, 64, 8, 2),),
-    ("hopper", 32): (_row(128, 64, 8, 3),),
+    ("tma", 32): (_row(128, 128, 8, 3), _row(64, 128, 4, 3, 0.8)),
+    ("tma", 64): (_row(128, 128, 8, 3), _row(64, 128, 4, 3, 0.8)),
+    ("tma", 128): (_row(128, 128, 8, 3), _row(64, 64, 4, 3, 0.8)),
+    ("tma", 256): (_row(128, 32, 8, 3),),
+    ("hopper", 32): (_row(64, 64, 4, 3),),
     ("hopper", 64): (_row(128, 64, 8, 3),),
     ("hopper", 128): (_row(128, 64, 8, 3),),
-    ("hopper", 256): (_row(64, 64, 4, 2),),
+    ("hopper", 256): (_row(64, 64, 8, 2),),
     ("large", 32): (_row(128, 64, 8, 3),),
     ("large", 64): (_row(128, 64, 8, 3),),
-    ("large", 128): (_row(128, 64, 8, 3),),
+    ("large", 128): (_row(128, 32, 8, 3),),
     ("large", 256): (_row(64, 32, 8, 2),),
     ("small", 32): (_row(128, 64, 8, 3),),
     ("small", 64): (_row(128, 64, 8, 2),),
@@ -43,17 +43,17 @@ _HALF: dict[tuple[str, int], tuple[Choice, ...]] = {
 }
 # padded head dim -> choices for fp32 on every architecture.
 _SINGLE: dict[int, tuple[Choice, ...]] = {
-    32: (_row(64, 32, 4, 2),),
-    64: (_row(64, 32, 4, 2),),
-    128: (_row(64, 32, 8, 2),),
-    256: (_row(32, 16, 4, 1),),
+    32: (_row(32, 32, 4, 2),),
+    64: (_row(32, 32, 4, 2),),
+    128: (_row(32, 32, 4, 2),),
+    256: (_row(16, 16, 8, 1),),
 }
 
 
 def architecture(arch: int, loads: str) -> str:
     """Architectures that share a row: by instruction set and by shared memory."""
     if 90 <= arch < 120:
-        return "hopper tma" if loads == "tma" else "hopper"
+        return "tma" if loads == "tma" else "hopper"
     return "large" if arch in (80, 87) else "small"
 
 

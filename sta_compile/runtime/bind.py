@@ -26,7 +26,8 @@ def map_of(x: Tensor) -> TensorMap | None:
 
 def is_aligned(x: Tensor) -> bool:
     """Every row of x starts at a multiple of 16 bytes and of 8 elements."""
-    return x.data_ptr() % 16 == 0 and all(stride % 8 == 0 for stride in x.stride()[:3])
+    axes = zip(x.shape[:3], x.stride()[:3], strict=True)
+    return x.data_ptr() % 16 == 0 and all(stride % 8 == 0 for size, stride in axes if size > 1)
 
 
 def programs(spec: KernelSpec, geometry: Geometry, batch_heads: int) -> tuple[int, int, int]:
