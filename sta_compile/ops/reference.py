@@ -93,15 +93,6 @@ def _valid(geometry: Geometry, key_lengths: Tensor | None) -> Tensor | None:
     return torch.cat(columns, 1)
 
 
-@dataclass(frozen=True)
-class _Block:
-    """One block of query rows and keys. Axis order [batch, kv_heads, group * rows or keys, ...]."""
-
-    rows: slice  # of the group's rows
-    keys: slice  # of the group's keys
-    masked: bool
-
-
 class _Keys:
     """Keys and values of a group: its video runs, then all context keys, invalid ones zeroed."""
 
@@ -285,15 +276,16 @@ def backward(
             )
             for case, other in cases
         ]
-        dq, dk, dv = (full.add_(sparse) for full, sparse in zip(*parts, strict=True))
+        dq, dk, dv = (full.add_(other) for full, other in zip(*parts, strict=True))
         return dq, dk, dv
-    grads = tuple(torch.empty_like(x) for x in (q, k, v))
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     for case, samples in _split(dense, geometry):
         lengths = None if key_lengths is None else key_lengths[samples]
-        tensors = (x[samples] for x in (dout, q, k, v, out, lse))
-        for grad, part in zip(grads, _backward(*tensors, lengths, case, scale), strict=True):
+        dout_s, q_s, k_s, v_s, out_s, lse_s = (x[samples] for x in (dout, q, k, v, out, lse))
+        parts = _backward(dout_s, q_s, k_s, v_s, out_s, lse_s, lengths, case, scale)
+        for grad, part in zip((dq, dk, dv), parts, strict=True):
             grad[samples] = part
-    return grads
+    return dq, dk, dv
 
 
 def _split(dense: Tensor, geometry: Geometry) -> Iterator[tuple[Geometry, Tensor]]:
