@@ -11,14 +11,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeAlias
 
 import sympy
 import torch
 
 from .._torch import simplified
 
-Size = Union[int, sympy.Expr]
+Size: TypeAlias = int | sympy.Expr
 
 
 def size_of(value: int | torch.SymInt) -> Size:
@@ -68,7 +68,7 @@ class Concat:
     parts: tuple[Axis, ...]
 
 
-Factor = Union[Atom, Concat]
+Factor: TypeAlias = Atom | Concat
 Axis = tuple[Factor, ...]
 Dims = tuple[Axis, ...]
 

@@ -72,7 +72,10 @@ class LayoutBuilder:
             users = list(node.users)
             if users and all(
                 u in dead
-                or (u in self.sites and node not in (self.sites[u].q, self.sites[u].k, self.sites[u].v))
+                or (
+                    u in self.sites
+                    and node not in (self.sites[u].q, self.sites[u].k, self.sites[u].v)
+                )
                 for u in users
             ):
                 dead.add(node)

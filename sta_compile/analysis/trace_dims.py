@@ -9,7 +9,7 @@ Nothing is matched by size: two axes are the same only if an operation makes the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import torch
 import torch.fx
@@ -18,7 +18,7 @@ from .axes import Axis, Dims, Size, axis_size, fresh, resolve, same_size, size_o
 from .graph_view import GraphView, canonical_name, fake_value, is_pointwise
 
 # A tensor's axes; for a tuple of tensors, a list with one entry per element (None: not a tensor).
-Traced = Union[Dims, list["Dims | None"]]
+Traced = Dims | list["Dims | None"]
 
 
 class DimTrace:
@@ -169,7 +169,9 @@ def broadcast(trace: DimTrace, node: torch.fx.Node, operands: Sequence[Any]) -> 
     out: list[Axis] = []
     for position in range(-rank, 0):
         axes = [d[position] for d in known if len(d) >= -position and d[position]]
-        aligned = all([trace.relate(node, axes[0], other) for other in axes[1:]])
+        aligned = True
+        for other in axes[1:]:
+            aligned &= trace.relate(node, axes[0], other)
         if axes and not aligned:
             out.append(fresh(max((axis_size(a) for a in axes), key=lambda s: not same_size(s, 1))))
         else:

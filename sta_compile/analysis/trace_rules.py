@@ -10,7 +10,20 @@ from typing import Any
 
 import torch.fx
 
-from .axes import Axis, Dims, Size, axis_size, concat, fresh, regroup, resolve, same_size, segments_of, size_of, unify
+from .axes import (
+    Axis,
+    Dims,
+    Size,
+    axis_size,
+    concat,
+    fresh,
+    regroup,
+    resolve,
+    same_size,
+    segments_of,
+    size_of,
+    unify,
+)
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, shape_of
 from .trace_index import getitem, narrow, select, slices
@@ -18,13 +31,15 @@ from .trace_index import getitem, narrow, select, slices
 Rule = Callable[[DimTrace, torch.fx.Node], "Traced | None"]
 
 
-def _input(trace: DimTrace, node: torch.fx.Node, position: int = 0, name: str = "input") -> Dims | None:
+def _input(
+    trace: DimTrace, node: torch.fx.Node, position: int = 0, name: str = "input"
+) -> Dims | None:
     return trace.dims(argument(node, position, name))
 
 
 def _dim_args(node: torch.fx.Node, first: int, name: str) -> list[int]:
     """Integers given as `op(x, 0, 2, 1)`, `op(x, (0, 2, 1))` or `op(x, dims=(0, 2, 1))`."""
-    value = node.kwargs.get(name, node.args[first:])
+    value: Any = node.kwargs.get(name, node.args[first:])
     if isinstance(value, (tuple, list)) and len(value) == 1 and isinstance(value[0], (tuple, list)):
         value = value[0]
     return [int(v) for v in (value if isinstance(value, (tuple, list)) else [value])]
@@ -155,7 +170,11 @@ def stack(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     if dims is None:
         return None
     dim = argument(node, 1, "dim", 0) % (len(dims) + 1)
-    return (*dims[:dim], fresh(len(tensors)), *dims[dim:]) if len(tensors) > 1 else (*dims[:dim], (), *dims[dim:])
+    return (
+        (*dims[:dim], fresh(len(tensors)), *dims[dim:])
+        if len(tensors) > 1
+        else (*dims[:dim], (), *dims[dim:])
+    )
 
 
 def pad(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
@@ -278,7 +297,11 @@ def conv(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
         return None
     strides = [stride] * len(kernel) if isinstance(stride, int) else list(stride)
     paddings = [padding] * len(kernel) if isinstance(padding, (int, str)) else list(padding)
-    patch = len(kernel) > 1 and list(kernel) == strides and not any(p not in (0, "valid") for p in paddings)
+    patch = (
+        len(kernel) > 1
+        and list(kernel) == strides
+        and not any(p not in (0, "valid") for p in paddings)
+    )
     origin = f"{name} patch embed" if patch else ""
     shape = shape_of(node)
     out: list[Axis] = [dims[0], fresh(shape[1])]
@@ -320,7 +343,10 @@ def complex_view(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 def embedding(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """Rows of a table by index: `F.embedding(index, table)` and `aten.embedding(table, index)`."""
-    first, second = node.args[0], node.args[1] if len(node.args) > 1 else argument(node, 1, "weight")
+    first, second = (
+        node.args[0],
+        node.args[1] if len(node.args) > 1 else argument(node, 1, "weight"),
+    )
     index = first if not fake_value(first).is_floating_point() else second
     dims = trace.dims(index)
     return None if dims is None else (*dims, fresh(shape_of(node)[-1]))
@@ -343,8 +369,11 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (getitem, "getitem"),
     (narrow, "narrow"),
     (select, "select"),
-    (reduction, "sum mean amax amin max min any all prod std var norm linalg_vector_norm argmax argmin "
-        "logsumexp"),
+    (
+        reduction,
+        "sum mean amax amin max min any all prod std var norm linalg_vector_norm argmax argmin "
+        "logsumexp",
+    ),
     (same, "softmax log_softmax layer_norm rms_norm group_norm native_layer_norm normalize"),
     (linear, "linear"),
     (matmul, "matmul bmm mm baddbmm addmm"),
