@@ -1,7 +1,7 @@
 """Compile a video transformer with Sliding Tile Attention, and see what became of it.
 
-    python examples/compile_a_model.py            a small random Wan: runs anywhere
-    python examples/compile_a_model.py --real     Wan 2.1 1.3B's shape at 480p: for a GPU
+python examples/compile_a_model.py            a small random Wan: runs anywhere
+python examples/compile_a_model.py --real     Wan 2.1 1.3B's shape at 480p: for a GPU
 """
 
 from __future__ import annotations
