@@ -117,6 +117,12 @@ def resolve(axis: Axis, *, to_grid: bool = False) -> Axis:
     return tuple(out)
 
 
+def segments_of(axis: Axis) -> tuple[Axis, ...]:
+    """The parts of a concatenated axis; any other axis is one part."""
+    axis = resolve(axis)
+    return axis[0].parts if len(axis) == 1 and isinstance(axis[0], Concat) else (axis,)
+
+
 def _mentions(axis: Axis, atom: Atom) -> bool:
     return any(
         factor is atom

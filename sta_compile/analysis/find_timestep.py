@@ -1,9 +1,9 @@
 """Which graph input is the timestep, and what does the graph prove about its scale?
 
 A timestep is embedded as sin and cos of itself times a table of frequencies, then linear, activation, linear: so it
-reaches the modulation of every layer. `guidance`, `timestep_r` and fps take the same road, and the name decides among the
-inputs that do; frame indices and positions reach q and k from their sinusoid with no linear layer between, and drop
-out. The frequencies start at 1, so a number that the timestep is multiplied with before them is the scale that
+reaches the modulation of every layer. `guidance`, `timestep_r` and fps take the same road, and the name decides among
+the inputs that do; frame indices and positions reach q and k from their sinusoid with no linear layer between, and
+drop out. The frequencies start at 1, so a number that the timestep is multiplied with before them is the scale that
 the model was trained on: 1000 proves a timestep over 0..1, and 1 proves nothing.
 
     l_kwargs_timestep_ -> float -> * 1000 -> [:, None] -> * exp(...) -> cos -> cat -> linear -> silu -> linear
@@ -174,11 +174,14 @@ class _Search:
         return max(known) if known and len(known) == len(factors) else None
 
     def is_embedded(self, root: torch.fx.Node) -> bool:
-        """Does `root` pass a sinusoid (or nothing), linear, activation, linear, and is it no position?"""
+        """Does `root` pass a sinusoid, linear, activation, linear (or these linears alone), and is it no position?"""
         if not is_tensor(root):
             return False
-        starts: list[torch.fx.Node] = list(self._sinusoids(root)) or [root]
-        return self._reaches_two_linears(starts) and not self._is_position(starts)
+        sinusoids = list(self._sinusoids(root))
+        if not sinusoids:
+            return self._reaches_linear(self._linears_of_one_number(root))
+        first = {n for n in self._spread(sinusoids, self._passes) if _is_linear(n)}
+        return self._reaches_linear(first) and not self._is_position(sinusoids)
 
     def _sinusoids(self, root: torch.fx.Node) -> dict[torch.fx.Node, float | None]:
         """Each sin or cos of a multiple of `root`, with the multiple; None where it is no constant."""
@@ -238,13 +241,22 @@ class _Search:
         structural = node in self.view.sources or node in self.view.body
         return structural or name in _SAME_NUMBERS or name in _NORMS or is_pointwise(name)
 
-    def _reaches_two_linears(self, starts: list[torch.fx.Node]) -> bool:
-        first = {n for n in self._spread(starts, self._passes) if canonical_name(n) in _LINEAR}
-        return any(canonical_name(n) in _LINEAR for n in self._spread(first, self._passes))
+    def _reaches_linear(self, starts: Iterable[torch.fx.Node]) -> bool:
+        return any(_is_linear(node) for node in self._spread(starts, self._passes))
+
+    def _linears_of_one_number(self, root: torch.fx.Node) -> list[torch.fx.Node]:
+        """Linear layers that take the numbers of `root` one by one, [..., 1]: an embedding without a sinusoid."""
+        copies = self._spread([root], lambda node: canonical_name(node) in _SAME_NUMBERS)
+        return [
+            node
+            for node in copies
+            if canonical_name(node) == "linear"
+            and fake_value(argument(node, 0, "input")).shape[-1:] == (1,)
+        ]
 
     def _is_position(self, starts: list[torch.fx.Node]) -> bool:
         """Do q or k of an attention depend on `starts` with no linear layer between?"""
-        reached = self._spread(starts, lambda node: canonical_name(node) not in _LINEAR)
+        reached = self._spread(starts, lambda node: not _is_linear(node))
         reached.update(starts)
         for node in reached:
             name = canonical_name(node)
@@ -255,6 +267,10 @@ class _Search:
                 if query in reached or key in reached:
                     return True
         return False
+
+
+def _is_linear(node: torch.fx.Node) -> bool:
+    return canonical_name(node) in _LINEAR
 
 
 def _magnitude(view: GraphView, value: Any) -> float | None:

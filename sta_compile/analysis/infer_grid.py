@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.fx
 
-from .axes import Atom, Axis, Concat, Size, axis_size, resolve, same_size, size_of
+from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, size_of
 from .find_attention import AttentionSite
 from .graph_view import canonical_name, fake_value, is_tensor
 from .prove_mask import Below, Everywhere, lower_bound, prove_mask
@@ -71,11 +71,6 @@ class VideoAttention:
 
 def same_axis(a: Axis, b: Axis) -> bool:
     return resolve(a) == resolve(b)
-
-
-def segments_of(axis: Axis) -> tuple[Axis, ...]:
-    axis = resolve(axis)
-    return axis[0].parts if len(axis) == 1 and isinstance(axis[0], Concat) else (axis,)
 
 
 class GridInference:

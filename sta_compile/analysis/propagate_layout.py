@@ -237,10 +237,16 @@ def _bytes(node: torch.fx.Node) -> float:
     assert is_tensor(node), canonical_name(node)
     total = float(value.element_size())
     for size in value.shape:
-        total *= size.node.hint if isinstance(size, torch.SymInt) and size.node.has_hint() else (
-            size if isinstance(size, int) else 1
-        )
+        total *= size if isinstance(size, int) else _typical(size)
     return total
+
+
+def _typical(size: torch.SymInt) -> float:
+    """A symbolic size as a number for costs: its hint, or a text length in place of sizes that depend on data."""
+    if size.node.has_hint():
+        return float(size.node.hint)
+    expr = size.node.expr
+    return float(expr.subs(dict.fromkeys(expr.free_symbols, 256)))
 
 
 def propagate_layout(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from .axes import Atom, Axis, Concat, Dims, Size, axis_size, resolve
+from .axes import Atom, Axis, Concat, Dims, Size, axis_size, resolve, segments_of
 from .graph_view import GraphView, argument, canonical_name, fake_value, is_inplace
 from .trace_dims import DimTrace
 
@@ -101,7 +101,26 @@ class TokenValues:
         return False
 
     def order_free(self, node: torch.fx.Node) -> bool:
-        return canonical_name(node) in _ORDER_FREE
+        """Is an operation that reads the grid and doesn't return it indifferent to the order of the tokens?"""
+        return canonical_name(node) in _ORDER_FREE or self._passes_by(node)
+
+    def _passes_by(self, node: torch.fx.Node) -> bool:
+        """Does an operation pick the text beside the grid, or the element of a tuple that has no grid?"""
+        source = node.args[0] if node.args else None
+        if canonical_name(node) not in ("getitem", "narrow") or not isinstance(source, torch.fx.Node):
+            return False
+        if isinstance(self.trace.values.get(source), list):
+            return True
+        beside = [
+            {factor for part in axis[0].parts if not self._find(part) for factor in part}
+            for axis in self.trace.dims(source) or ()
+            if len(axis) == 1 and isinstance(axis[0], Concat)
+        ]
+        return any(
+            axis and all(set(part) <= others for part in segments_of(axis))
+            for others in beside
+            for axis in self.trace.dims(node) or ()
+        )
 
 
 def _atoms(axis: Axis) -> Iterator[Atom]:

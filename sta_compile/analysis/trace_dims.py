@@ -31,6 +31,7 @@ class DimTrace:
         self.view = view
         self.values: dict[torch.fx.Node, Traced] = {}
         self.opaque: set[torch.fx.Node] = set()
+        self._rows: dict[tuple[Axis, torch.fx.Node], Axis] = {}
 
     def dims(self, node: Any) -> Dims | None:
         """Axes of a tensor node, resolved as far as known; None for anything else."""
@@ -41,6 +42,10 @@ class DimTrace:
         dims = self.values[node]
         assert isinstance(dims, tuple)
         return resolve(dims[dim])
+
+    def rows_of(self, axis: Axis, index: torch.fx.Node, size: Size) -> Axis:
+        """The axis of the rows that an index tensor picks from an axis; the same for the same index."""
+        return self._rows.setdefault((resolve(axis), index), fresh(size))
 
 
 def shape_of(node: Any) -> tuple[Size, ...]:

@@ -58,17 +58,18 @@ def _slice_axis(axis: Axis, item: slice, size: Size) -> Axis:
 
 
 def indexed(trace: DimTrace, x: torch.fx.Node, index: Any, shape: tuple[Size, ...]) -> Traced | None:
-    """Axes of `x[index]`, which has the given shape; None for indices that hold tensors or lists."""
+    """Axes of `x[index]`, which has the given shape; None for indices that hold lists, masks or several tensors."""
     dims = trace.dims(x)
     if dims is None:
         return None
     items = list(index) if isinstance(index, tuple) else [index]
-    if any(is_tensor(i) or isinstance(i, list) or isinstance(i, bool) for i in items):
+    if any(isinstance(i, (list, bool)) for i in items) or not _one_row_index(items):
         return None
     used = sum(1 for i in items if i is not None and i is not Ellipsis)
     full = [slice(None)] * (len(dims) - used)
-    if Ellipsis in items:
-        at = items.index(Ellipsis)
+    ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
+    if ellipses:
+        at = ellipses[0]
         items[at : at + 1] = full
     else:
         items += full
@@ -79,9 +80,21 @@ def indexed(trace: DimTrace, x: torch.fx.Node, index: Any, shape: tuple[Size, ..
             out.append(())
         elif isinstance(item, slice):
             out.append(_slice_axis(next(source), item, shape[len(out)]))
+        elif is_tensor(item):
+            out.append(trace.rows_of(next(source), item, shape[len(out)]))
         else:
             next(source)
     return tuple(out)
+
+
+def _one_row_index(items: list[Any]) -> bool:
+    """At most one tensor, a list of row numbers, and no plain number beside it, which would move its axis."""
+    tensors = [i for i in items if is_tensor(i)]
+    if not tensors:
+        return True
+    rows = fake_value(tensors[0])
+    plain = any(isinstance(i, int) or isinstance(fake_value(i), torch.SymInt) for i in items)
+    return len(tensors) == 1 and rows.dim() == 1 and rows.dtype != torch.bool and not plain
 
 
 def getitem(trace: DimTrace, node: torch.fx.Node) -> Traced | None:

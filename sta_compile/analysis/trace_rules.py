@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.fx
 
-from .axes import Axis, Dims, axis_size, concat, fresh, regroup, resolve, same_size, size_of, unify
+from .axes import Axis, Dims, Size, axis_size, concat, fresh, regroup, resolve, same_size, segments_of, size_of, unify
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, shape_of
 from .trace_index import getitem, narrow, select, slices
@@ -163,8 +163,12 @@ def pad(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     if dims is None or argument(node, 2, "mode", "constant") != "constant":
         return None
     out = list(dims)
+    shape = shape_of(node)
     for i in range(len(amounts) // 2):
         before, after = (size_of(fake_value(a)) for a in amounts[2 * i : 2 * i + 2])
+        if before == 0 and not isinstance(after, int):
+            out[-1 - i] = _end_moved(out[-1 - i], shape[-1 - i])
+            continue
         if any(not isinstance(a, int) or a < 0 for a in (before, after)):
             return None
         parts = [fresh(before)] if before else []
@@ -172,6 +176,15 @@ def pad(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
         parts += [fresh(after)] if after else []
         out[-1 - i] = concat(parts)
     return tuple(out)
+
+
+def _end_moved(axis: Axis, size: Size) -> Axis:
+    """An axis padded or cropped at its end by an unknown amount: its first segment is whole if it fits."""
+    first, *rest = segments_of(axis)
+    length = axis_size(first)
+    if rest and isinstance(length, int) and isinstance(size, int) and length < size:
+        return concat([first, fresh(size - length)])
+    return fresh(size)
 
 
 def split(trace: DimTrace, node: torch.fx.Node) -> Traced | None:

@@ -43,22 +43,26 @@ def add_call(
     node = graph.create_node(op, target, args, kwargs or {}, name=name)
     if like is not None:
         node.meta.update({key: like.meta[key] for key in _PROVENANCE if key in like.meta})
-    node.meta[VALUE] = run(node, fake_mode_of_inputs(node))
+    node.meta[VALUE] = run(node, _fake_mode_of_inputs(node))
     return node
 
 
-def run(node: Node, mode: FakeTensorMode | None) -> Any:
-    """Call `node` on the values of its inputs. Gradients are recorded as in the caller."""
-    args = map_arg(node.args, _value)
-    kwargs = map_arg(node.kwargs, _value)
+def run(node: Node, mode: FakeTensorMode | None, target: Any = None) -> Any:
+    """Call `node` (or `target` in its place) on the values of its inputs.
+
+    Whether gradients are recorded is up to the caller, as it was to Dynamo's.
+    """
+    args = map_arg(node.args, value_of)
+    kwargs = map_arg(node.kwargs, value_of)
+    target = node.target if target is None else target
     with mode or contextlib.nullcontext():
         if node.op == "call_method":
-            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-        assert node.op == "call_function" and callable(node.target), node.format_node()
-        return node.target(*args, **kwargs)
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        assert node.op == "call_function", f"{node.format_node()} can't be run"
+        return target(*args, **kwargs)
 
 
-def fake_mode_of_inputs(node: Node) -> FakeTensorMode | None:
+def _fake_mode_of_inputs(node: Node) -> FakeTensorMode | None:
     values = (source.meta.get(VALUE) for source in node.all_input_nodes)
     return next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
 
@@ -74,6 +78,7 @@ def body_of(node: Node) -> GraphModule | None:
     return found if isinstance(found, GraphModule) else None
 
 
-def _value(node: Node) -> Any:
+def value_of(node: Node) -> Any:
+    """The value that an operator reads from `node`: a fake, a number, or a body."""
     body = body_of(node)
     return node.meta.get(VALUE) if body is None else body

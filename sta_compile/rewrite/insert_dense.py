@@ -19,10 +19,12 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from .._torch import statically_known_true
 from ..analysis.find_timestep import TimestepFact
-from ..analysis.graph_view import fake_value
+from ..analysis.graph_view import canonical_name, fake_value, is_tensor
 from ..errors import StaError
 from ..planning.noise import Convention, UnknownConvention, comparisons, has_dense_steps
+from .fake_values import VALUE, fake_mode_of, run
 
+_READS_ON_HOST = ("item", "tolist", "numpy")
 _COMPARE = {True: operator.gt, False: operator.lt}
 
 
@@ -54,12 +56,9 @@ class _Emitter:
         self.graph = gm.graph
         self.batch = batch
         nodes = list(gm.graph.nodes)
+        self.existing = set(nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
-        self.fake_mode = next(
-            mode
-            for node in inputs
-            if (mode := getattr(fake_value(node), "fake_mode", None)) is not None
-        )
+        self.fake_mode = fake_mode_of(gm.graph)
         self.last = inputs[-1]
         if isinstance(batch, torch.fx.Node) and nodes.index(batch) > nodes.index(self.last):
             self.last = batch
@@ -74,7 +73,7 @@ class _Emitter:
         dense_above: float | None,
         dense_below: float,
     ) -> torch.fx.Node:
-        level = self.call(torch.Tensor.to, (timestep, torch.float32))
+        level = self.call("to", (timestep, torch.float32))
         if convention.function is not None:
             level = self.apply(convention.function, level)
         level = self.per_sample(level, lowest=convention.rising)
@@ -98,53 +97,47 @@ class _Emitter:
         if own:
             return level
         # Expanded before it is compared: the flags are then a fresh [batch] tensor with stride 1.
-        return self.call(torch.Tensor.expand, (level, (self.batch,)))
+        return self.call("expand", (level, (self.batch,)))
 
     def apply(self, function: Callable[[Any], Any], timestep: torch.fx.Node) -> torch.fx.Node:
         """The nodes of a user's function of the timestep [...] -> level [...]."""
-        existing = set(self.graph.nodes)
+        known = set(self.graph.nodes)
         shape = fake_value(timestep).shape
         try:
-            with self.graph.inserting_after(self.last):
+            with self.graph.inserting_before(self.last.next):
                 tracer = GraphAppendingTracer(self.graph)
                 result = function(torch.fx.Proxy(timestep, tracer))
             if not isinstance(result, torch.fx.Proxy):
                 raise TypeError(f"it returned {type(result).__name__}, not a tensor")
-            for node in [node for node in self.graph.nodes if node not in existing]:
-                node.meta["example_value"] = self.fake(node)
-                self.last = node
-            value = fake_value(result.node)
-            if not isinstance(value, torch.Tensor) or value.shape != shape:
-                found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value)
-                raise TypeError(f"it turned a timestep of shape {tuple(shape)} into {found}")
+            for node in [node for node in self.graph.nodes if node not in known]:
+                if canonical_name(node) in _READS_ON_HOST:
+                    raise TypeError(f"{canonical_name(node)}() reads a value on the host")
+                self._settle(node)
+                if not is_tensor(node):
+                    raise TypeError(f"{node.name} is no tensor")
+            found = fake_value(result.node).shape
+            if found != shape:
+                raise TypeError(f"it made shape {tuple(found)} of shape {tuple(shape)}")
         except Exception as error:
-            for node in reversed([node for node in self.graph.nodes if node not in existing]):
+            for node in reversed([n for n in self.graph.nodes if n not in self.existing]):
                 self.graph.erase_node(node)
             raise StaError(
                 f"the function given as option noise can't be made part of the graph ({error}); write it as torch "
                 "arithmetic on its argument, one level in 0..1 for each timestep and no branch on values, "
                 "for example lambda t: 1 - t / 1000"
             ) from error
-        return self.call(torch.Tensor.to, (result.node, torch.float32))
+        return self.call("to", (result.node, torch.float32))
 
     def call(
-        self, target: Callable[..., Any], args: tuple[Any, ...], **kwargs: Any
+        self, target: str | Callable[..., Any], args: tuple[Any, ...], **kwargs: Any
     ) -> torch.fx.Node:
-        with self.graph.inserting_after(self.last):
-            if target in (torch.Tensor.to, torch.Tensor.expand):
-                node = self.graph.call_method(target.__name__, args, kwargs)
-            else:
-                node = self.graph.call_function(target, args, kwargs)
-        node.meta["example_value"] = self.fake(node)
-        self.last = node
+        op = "call_method" if isinstance(target, str) else "call_function"
+        with self.graph.inserting_before(self.last.next):
+            node = self.graph.create_node(op, target, args, kwargs)
+        self._settle(node)
         return node
 
-    def fake(self, node: torch.fx.Node) -> Any:
-        """The node's operation on the fake values of its arguments."""
-        args = torch.fx.node.map_arg(node.args, fake_value)
-        kwargs = torch.fx.node.map_arg(node.kwargs, fake_value)
-        with self.fake_mode, torch.no_grad(), torch.autocast("cpu", enabled=False):
-            if node.op == "call_method":
-                return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-            assert callable(node.target)
-            return node.target(*args, **kwargs)
+    def _settle(self, node: torch.fx.Node) -> None:
+        """Gives a new node its value, and lets the next one follow it."""
+        node.meta[VALUE] = run(node, self.fake_mode)
+        self.last = node

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
+import sta_compile.ops  # noqa: F401  registers sta::tile and sta::untile
 from sta_compile.ir.attention_spec import AttentionSpec, Triple
 from sta_compile.ir.tiling import Tiling
 from sta_compile.rewrite.fake_values import VALUE
@@ -128,12 +129,6 @@ def test_batch_may_be_symbolic() -> None:
     assert torch.equal(module(other), expected(other, 1, 0, tiling))
 
 
-needs_ops = pytest.mark.skipif(
-    not hasattr(torch.ops.sta, "tile"), reason="operators not registered"
-)
-
-
-@needs_ops
 @pytest.mark.parametrize(
     ("grid", "tiles", "before", "after"),
     [((4, 5, 7), (2, 2, 3), 0, 0), ((5, 4, 6), (2, 2, 3), 2, 0), ((3, 5, 7), (2, 3, 3), 1, 4)],
@@ -151,7 +146,6 @@ def test_two_levels_of_cat_become_an_operator(
     assert torch.equal(back(y), x)
 
 
-@needs_ops
 def test_symbolic_grid_becomes_an_operator() -> None:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     example = torch.randn(3, 6, 4)
