@@ -135,7 +135,7 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         justify: Any = "right" if column in ("n", "kept") else "left"
-        table.add_column(column, justify=justify, overflow="fold")
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column == "site")
     return table
 
 
