@@ -22,9 +22,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from sta_compile.codegen.select import select
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sta_compile.codegen.select import select
 from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ir.kernel_spec import Blocks
 from sta_compile.ir.runs import key_runs

@@ -45,7 +45,7 @@ _HALF: dict[tuple[str, int], tuple[Choice, ...]] = {
 _SINGLE: dict[int, tuple[Choice, ...]] = {
     32: (_row(32, 32, 4, 2),),
     64: (_row(32, 32, 4, 2),),
-    128: (_row(32, 32, 4, 2),),
+    128: (_row(32, 32, 8, 2),),
     256: (_row(16, 16, 8, 1),),
 }
 

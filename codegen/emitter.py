@@ -38,7 +38,9 @@ class Problem:
 class Emitter(Protocol):
     """One way to make a kernel."""
 
-    name: str  # the `kernel` option that selects it
+    @property
+    def name(self) -> str:
+        """The `kernel` option that selects it."""
 
     def refuse(self, problem: Problem) -> str:
         """Why this emitter can't run `problem`, or ""."""

@@ -136,11 +136,13 @@ def _row_blocks(heads: int, batch: int, rows: int, keys: int) -> Iterator[slice]
 
 def _fold(x: Tensor, kv_heads: int) -> Tensor:
     """[batch, heads, rows, ...] -> [batch, kv_heads, heads / kv_heads * rows, ...]"""
-    return x.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    folded: Tensor = x.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    return folded
 
 
 def _unfold(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(2, (heads // x.shape[1], -1)).flatten(1, 2)
+    unfolded: Tensor = x.unflatten(2, (heads // x.shape[1], -1)).flatten(1, 2)
+    return unfolded
 
 
 def _attend(q: Tensor, keys: _Keys, scale: float) -> tuple[Tensor, Tensor]:
@@ -282,9 +284,9 @@ def backward(
     for case, samples in _split(dense, geometry):
         lengths = None if key_lengths is None else key_lengths[samples]
         dout_s, q_s, k_s, v_s, out_s, lse_s = (x[samples] for x in (dout, q, k, v, out, lse))
-        parts = _backward(dout_s, q_s, k_s, v_s, out_s, lse_s, lengths, case, scale)
-        for grad, part in zip((dq, dk, dv), parts, strict=True):
-            grad[samples] = part
+        dq[samples], dk[samples], dv[samples] = _backward(
+            dout_s, q_s, k_s, v_s, out_s, lse_s, lengths, case, scale
+        )
     return dq, dk, dv
 
 

@@ -25,6 +25,6 @@ def detect(device: torch.device) -> Target:
             10 * p.major + p.minor,
             p.multi_processor_count,
             p.name,
-            p.shared_memory_per_block_optin,
+            getattr(p, "shared_memory_per_block_optin", 0),
         )
     return Target(kind, name=kind, unsupported=f"there are no kernels for {kind} devices yet")
