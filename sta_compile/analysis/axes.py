@@ -16,6 +16,8 @@ from typing import TypeAlias
 import sympy
 import torch
 
+from .._torch import simplified
+
 Size: TypeAlias = int | sympy.Expr
 
 
@@ -26,8 +28,8 @@ def size_of(value: int | torch.SymInt) -> Size:
         constant = node.maybe_as_int()
         if constant is not None:
             return int(constant)
-        expr = node.shape_env.simplify(node.expr)
-        return int(expr) if expr.is_Integer else expr
+        expr: Size = simplified(node.expr, node.shape_env)
+        return expr
     return int(value)
 
 

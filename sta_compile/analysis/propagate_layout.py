@@ -169,7 +169,7 @@ class LayoutBuilder:
         place: Place | None,
     ) -> bool:
         """Must an operation see raster order?"""
-        if node in self.trace.opaque:
+        if node in self.trace.opaque or self.values.misaligned(node):
             return True
         if any(self.values.scattered(n) for n in [*inputs, node]):
             return True

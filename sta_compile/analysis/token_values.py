@@ -94,6 +94,11 @@ class TokenValues:
             for axis in map(resolve, dims)
         )
 
+    def misaligned(self, node: torch.fx.Node) -> bool:
+        """Does an operation combine tokens of the grid with an axis whose relation to them is not known?"""
+        axes = self.trace.misaligned.get(node, ())
+        return any(atom in self._atoms for axis in axes for atom in _atoms(resolve(axis)))
+
     def constant(self, node: torch.fx.Node) -> bool:
         """Does the operation make the same value for all tokens? Such values are in every order at once."""
         name = canonical_name(node)

@@ -25,12 +25,14 @@ class DimTrace:
     """Axes of every tensor value of a graph.
 
     opaque: nodes whose rule is not known: their outputs have new axes, and their inputs keep raster order.
+    misaligned: axes that a node combines position by position, though what is known of them can't be aligned.
     """
 
     def __init__(self, view: GraphView) -> None:
         self.view = view
         self.values: dict[torch.fx.Node, Traced] = {}
         self.opaque: set[torch.fx.Node] = set()
+        self.misaligned: dict[torch.fx.Node, list[Axis]] = {}
         self._rows: dict[tuple[Axis, torch.fx.Node], Axis] = {}
 
     def dims(self, node: Any) -> Dims | None:
@@ -42,6 +44,13 @@ class DimTrace:
         dims = self.values[node]
         assert isinstance(dims, tuple)
         return resolve(dims[dim])
+
+    def relate(self, node: torch.fx.Node, a: Axis, b: Axis) -> bool:
+        """`unify` for a node that combines two axes position by position; remembers where that fails."""
+        if unify(a, b):
+            return True
+        self.misaligned.setdefault(node, []).extend((a, b))
+        return False
 
     def rows_of(self, axis: Axis, index: torch.fx.Node, size: Size) -> Axis:
         """The axis of the rows that an index tensor picks from an axis; the same for the same index."""
@@ -114,7 +123,7 @@ def _of_call(trace: DimTrace, node: torch.fx.Node) -> Traced:
             a, b = trace.values.get(inner), trace.values.get(outer)
             if isinstance(a, tuple) and isinstance(b, tuple):
                 for left, right in zip(a, b, strict=True):
-                    unify(left, right)
+                    trace.relate(node, left, right)
     outputs = trace.view.body_outputs(node)
     if isinstance(outputs, torch.fx.Node):
         return trace.values.get(outputs, ())
@@ -147,7 +156,7 @@ def _apply(trace: DimTrace, node: torch.fx.Node, traced: Traced | None, value: A
         _store(trace, node, fresh_dims(value))
 
 
-def broadcast(trace: DimTrace, operands: Sequence[Any]) -> Dims | None:
+def broadcast(trace: DimTrace, node: torch.fx.Node, operands: Sequence[Any]) -> Dims | None:
     """Axes of operands that are broadcast together; axes at the same position become one.
 
     Where the known structures can't be aligned (a rope table whose channels are a concatenation, times channels that are
@@ -162,7 +171,7 @@ def broadcast(trace: DimTrace, operands: Sequence[Any]) -> Dims | None:
         axes = [d[position] for d in known if len(d) >= -position and d[position]]
         aligned = True
         for other in axes[1:]:
-            aligned &= unify(axes[0], other)
+            aligned &= trace.relate(node, axes[0], other)
         if axes and not aligned:
             out.append(fresh(max((axis_size(a) for a in axes), key=lambda s: not same_size(s, 1))))
         else:
@@ -176,4 +185,4 @@ def pointwise(trace: DimTrace, node: torch.fx.Node) -> Dims | None:
         tensors += arg if isinstance(arg, (tuple, list)) else [arg]
     if canonical_name(node) in ("type_as", "to") and tensors:  # `other` gives a dtype only
         tensors = tensors[:1]
-    return broadcast(trace, tensors)
+    return broadcast(trace, node, tensors)

@@ -159,14 +159,14 @@ def cat(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
             out.append(concat(axes))
         else:
             for other in axes[1:]:
-                unify(axes[0], other)
+                trace.relate(node, axes[0], other)
             out.append(resolve(axes[0]))
     return tuple(out)
 
 
 def stack(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     tensors = argument(node, 0, "tensors")
-    dims = broadcast(trace, tensors)
+    dims = broadcast(trace, node, tensors)
     if dims is None:
         return None
     dim = argument(node, 1, "dim", 0) % (len(dims) + 1)
@@ -258,7 +258,7 @@ def matmul(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     if extra is not None:
         for axis, other in zip(reversed(out), reversed(extra), strict=False):
             if axis and other:
-                unify(axis, other)
+                trace.relate(node, axis, other)
     return out
 
 
@@ -308,16 +308,20 @@ def conv(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     for axis, size, k in zip(dims[2:], shape[2:], kernel, strict=True):
         new = fresh(size, origin=origin)
         if patch and k == 1 and axis:
-            unify(new, axis)
+            trace.relate(node, new, axis)
         out.append(new)
     return tuple(out)
 
 
 def attention(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     q, k, v = (trace.dims(argument(node, i, n)) for i, n in enumerate(("query", "key", "value")))
+    mask = trace.dims(argument(node, 3, "attn_mask"))
     if q is None or k is None or v is None or not unify(k[-2], v[-2]):
         return None
-    unify(q[-1], k[-1])
+    for axis, other in zip((k[-2], q[-2]), reversed(mask or ()), strict=False):
+        if axis and other:
+            trace.relate(node, axis, other)
+    trace.relate(node, q[-1], k[-1])
     return (*q[:-1], v[-1])
 
 
