@@ -135,19 +135,28 @@ def atoms_of(axis: Axis) -> Iterator[Atom]:
                 yield from atoms_of(part)
 
 
+def _made_of(axis: Axis, atom: Atom) -> bool:
+    """Is an atom in an axis, or in an axis that a part of it is a slice of?"""
+    return any(
+        a is atom or (a.slice_of is not None and _made_of(a.slice_of[0], atom))
+        for a in atoms_of(resolve(axis))
+    )
+
+
 def _bind(atom: Atom, axis: Axis) -> bool:
     axis = resolve(axis)
     if axis == (atom,):
         return True
-    if atom in atoms_of(axis):
-        return False
     if len(axis) == 1 and isinstance(axis[0], Atom):
         other = axis[0]
         if atom.origin and not other.origin:  # keep the atom that is proved
             atom, other = other, atom
-        other.slice_of = other.slice_of or atom.slice_of
+        if atom.slice_of is not None and not _made_of(atom.slice_of[0], other):
+            other.slice_of = other.slice_of or atom.slice_of
         atom.bound = (other,)
         return True
+    if _made_of(axis, atom):  # swapped halves, put together, are not the whole
+        return False
     atom.bound = axis
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import pytest
@@ -17,6 +18,7 @@ from sta_compile.analysis.axes import (
     Axis,
     Concat,
     Dims,
+    atoms_of,
     axis_size,
     concat,
     fresh,
@@ -97,10 +99,15 @@ class Program:
         for i in range(len(dims)):
             if i == dim:
                 dims[i] = concat([resolve(first.dims[i]), resolve(second.dims[i])])
-            elif not unify(first.dims[i], second.dims[i]):
+            elif not self.unify(first.dims[i], second.dims[i]):
                 return
         if first.ids.numel() + second.ids.numel() <= 400:
             self.add(torch.cat([first.ids, second.ids], dim), tuple(dims))
+
+    def unify(self, a: Axis, b: Axis) -> bool:
+        """Only of axes that have nothing in common: what is added to its own neighbour has two places."""
+        separate = not whole_atoms(a) & whole_atoms(b)
+        return resolve(a) == resolve(b) or (separate and unify(a, b))
 
     def tie(self) -> None:
         """A pointwise operation of two values."""
@@ -108,9 +115,17 @@ class Program:
         second = self.draw(
             st.sampled_from([v for v in self.values if v.ids.shape == first.ids.shape])
         )
-        aligned = [unify(a, b) for a, b in zip(first.dims, second.dims, strict=True)]
+        aligned = [self.unify(a, b) for a, b in zip(first.dims, second.dims, strict=True)]
         if all(aligned):
             self.tied.append((first, second))
+
+
+def whole_atoms(axis: Axis) -> set[Atom]:
+    """Atoms that are no slices, of an axis and of those that it was sliced from."""
+    found: set[Atom] = set()
+    for atom in atoms_of(resolve(axis)):
+        found |= {atom} if atom.slice_of is None else whole_atoms(atom.slice_of[0])
+    return found
 
 
 @st.composite
@@ -146,10 +161,7 @@ def test_views_that_keep_or_merge_axes_lose_nothing(sizes: list[int], data: st.D
     cuts = data.draw(st.sets(st.integers(1, len(sizes))).map(sorted))
     bounds = [0, *(c for c in cuts if c < len(sizes)), len(sizes)]
     dims = tuple(fresh(sizes[i]) for i in order)
-    merged = [
-        prod(sizes[i] for i in order[start:stop])
-        for start, stop in zip(bounds, bounds[1:], strict=False)
-    ]
+    merged = [prod(sizes[i] for i in order[start:stop]) for start, stop in pairwise(bounds)]
     flat = regroup(dims, merged)
     assert list(multi_indices(flat)) == list(multi_indices(dims))
     assert regroup(flat, [sizes[i] for i in order]) == tuple(resolve(axis) for axis in dims)
@@ -225,6 +237,16 @@ def test_pieces_that_are_put_back_are_the_whole() -> None:
     assert concat([part_of(axis, 0, 5), part_of(axis, 5, 12)]) == axis
     assert concat([part_of(axis, 5, 12), part_of(axis, 0, 5)]) != axis
     assert concat([part_of(axis, 0, 5), part_of(axis, 6, 12)]) != axis
+
+
+def test_pieces_in_another_order_are_another_axis() -> None:
+    axis = fresh(12)
+    swapped = concat([part_of(axis, 6, 12), part_of(axis, 0, 6)])
+    assert not unify(axis, swapped)
+    assert segments_of(axis) == (axis,)
+    shifted = part_of(concat([fresh(1), axis]), 0, 12)
+    assert unify(axis, shifted)
+    assert resolve(axis)[0].slice_of is None  # type: ignore[union-attr]
 
 
 def test_a_piece_of_a_piece_knows_where_it_was() -> None:
