@@ -151,8 +151,10 @@ def _bind(atom: Atom, axis: Axis) -> bool:
         other = axis[0]
         if atom.origin and not other.origin:  # keep the atom that is proved
             atom, other = other, atom
-        if atom.slice_of is not None and not _made_of(atom.slice_of[0], other):
-            other.slice_of = other.slice_of or atom.slice_of
+        slices = [s for s in (other.slice_of, atom.slice_of) if s is not None]
+        # A slice with the positions of what it was sliced from is shifted: it is no part of it any more.
+        shifted = any(_made_of(whole, a) for whole, *_ in slices for a in (atom, other))
+        other.slice_of = None if shifted or not slices else slices[0]
         atom.bound = (other,)
         return True
     if _made_of(axis, atom):  # swapped halves, put together, are not the whole

@@ -39,6 +39,8 @@ def _index_on_factor(factor: Atom | Concat, position: int) -> MultiIndex:
                 return index_on(part, position)
             position -= size
         raise AssertionError("a position beyond the last part")
+    if factor.size == 1:
+        return Counter()
     if factor.slice_of is not None:
         axis, start, _ = factor.slice_of
         assert isinstance(start, int)

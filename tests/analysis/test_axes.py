@@ -140,7 +140,7 @@ def programs(draw: st.DrawFn) -> Program:
     return program
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(programs())
 def test_moved_elements_are_where_the_axes_say(program: Program) -> None:
     sources = {}

@@ -261,7 +261,6 @@ def test_a_body_has_the_axes_of_its_arguments() -> None:
             "b2 h5 c3, d2 w7 e3",
             "b h c, b w c",
         ),
-        (lambda x: x.reshape(x.shape[0], x.shape[1], 2, -1), "b2 h5 c6", "b h c0 c1"),
         (lambda x, w: F.conv2d(x, w, stride=2), "b2 c3 h8 w10, o5 i3 k2 l2", "b ?5 ?h ?w"),
     ],
 )
