@@ -4,7 +4,7 @@ The text form is stored inside compiled artifacts and read back in processes tha
 self-describing and versioned, and it names no length, batch size or GPU:
 
     "v1 roles=video,context tiles=5,6,10 window=3,3,3 kernel=auto"      a grid known when the model was compiled
-    "v1 roles=video request=18,24,24 tile=auto kernel=auto"             a grid known only at run time
+    "v1 roles=video request=18,24,24 tile=auto min=8192 kernel=auto"    a grid known only at run time
     "v1 roles=context,video tiles=4,5,11 window=full kernel=auto"       dense attention
 """
 
@@ -30,6 +30,7 @@ class AttentionSpec:
     window: window in tiles (T, H, W), or "full"; None together with `tiles`.
     request: window in tokens, "auto" or "full", for grids known only at run time.
     tile: tile extents in tokens for `request`, or None for the planner's choice.
+    min_tokens: with `request`, grids of fewer tokens get the full window.
     kernel: "auto", "triton" or "reference".
     """
 
@@ -38,6 +39,7 @@ class AttentionSpec:
     window: Triple | Literal["full"] | None = None
     request: WindowRequest | None = None
     tile: Triple | None = None
+    min_tokens: int = 0
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
@@ -69,6 +71,7 @@ class AttentionSpec:
             parts += [f"tiles={_join(self.tiles)}", f"window={_join(self.window)}"]
         else:
             parts += [f"request={_join(self.request)}", f"tile={_join(self.tile or 'auto')}"]
+            parts += [f"min={self.min_tokens}"]
         return " ".join([*parts, f"kernel={self.kernel}"])
 
     @staticmethod
@@ -113,6 +116,7 @@ def _parse(text: str) -> AttentionSpec:
             window=window,
             request=request,
             tile=None if tile == "auto" else _triple(tile),
+            min_tokens=int(values.get("min", 0)),
             kernel=values["kernel"],
         )
     except (KeyError, ValueError) as error:

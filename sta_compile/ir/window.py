@@ -72,7 +72,7 @@ def kept_on_axis(length: int, n: int, w: int) -> int:
         return small * tile + min(tile, larger)
 
     def larger_keys(firsts: int) -> int:
-        """Larger tiles in windows that begin at x < firsts: the sum of clamp(larger - x, 0, width)."""
+        """Larger tiles in windows that begin at x < firsts: sum of clamp(larger - x, 0, width)."""
         ramp = _triangle(larger) - _triangle(larger - firsts)
         return ramp - _triangle(larger - width) + _triangle(larger - width - firsts)
 

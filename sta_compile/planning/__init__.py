@@ -1,1 +1,1 @@
-"""Decisions as pure functions of grids and requests: no graph, no device, the same on every machine."""
+"""Decisions as pure functions of grids and requests: no graph, no device, same on every machine."""

@@ -23,7 +23,7 @@ from ..ir.window import Window, effective, kept_pairs, lo
 QUERY_BLOCK = 64
 KEY_BLOCK = 128
 
-# Of one axis: (size of the query tile, larger key tiles, smaller key tiles) -> number of query tiles.
+# On one axis: ((size of the query tile, larger key tiles, smaller key tiles), query tiles) of each.
 Kinds = tuple[tuple[tuple[int, int, int], int], ...]
 
 

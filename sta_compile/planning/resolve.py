@@ -8,6 +8,7 @@ once per grid: `request=18,24,24 tile=auto` means the same on that grid.
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 
 from ..ir.attention_spec import AttentionSpec, Triple
 from ..ir.tiling import Tiling
@@ -20,6 +21,7 @@ def resolve(spec: AttentionSpec, grid: Triple) -> Plan:
     """Tiling and window of `spec` on a grid (T, H, W)."""
     if spec.tiles is None or spec.window is None:
         assert spec.request is not None, "AttentionSpec holds tiles and window, or a request"
-        return plan_attention(grid, spec.request, spec.tile)
+        request = "full" if prod(grid) < spec.min_tokens else spec.request
+        return plan_attention(grid, request, spec.tile)
     window = spec.tiles if spec.window == "full" else spec.window
     return Plan(Tiling(grid, spec.tiles), Window(window))

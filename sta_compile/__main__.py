@@ -1,0 +1,150 @@
+"""The command line: `python -m sta_compile explain | doctor | options`.
+
+python -m sta_compile explain WanTransformer3DModel --size 81x720x1280 --option window=18,24,24
+python -m sta_compile doctor        versions, devices, which kernels can run and why others can't
+python -m sta_compile options       every option with its default and meaning
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import StaError
+from .option_values import triple
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    try:
+        code: int = args.run(args)
+    except StaError as error:
+        print(f"sta_compile: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sta_compile",
+        description="Sliding Tile Attention for video diffusion transformers.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    explain = commands.add_parser(
+        "explain", help="what would be replaced in a diffusers class, without weights or a GPU"
+    )
+    explain.add_argument("model", help="a diffusers class, for example WanTransformer3DModel")
+    explain.add_argument(
+        "--size", default="81x720x1280", help="video in pixels, FRAMESxHEIGHTxWIDTH"
+    )
+    explain.add_argument("--batch", type=int, default=1)
+    explain.add_argument(
+        "--config",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="changes to the class's default config, for example num_layers=2",
+    )
+    explain.add_argument(
+        "--option",
+        nargs="*",
+        default=[],
+        metavar="KEY=VALUE",
+        help="options of sta_compile, for example window=18,24,24",
+    )
+    explain.add_argument(
+        "--timesteps",
+        metavar="T,T,...",
+        help="timesteps of a sampling run, to list which of them are dense",
+    )
+    explain.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    explain.set_defaults(run=_explain)
+
+    doctor = commands.add_parser("doctor", help="what is installed and which kernels can run")
+    doctor.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    doctor.set_defaults(run=_doctor)
+
+    options = commands.add_parser("options", help="every option, its default and its meaning")
+    options.add_argument("--markdown", action="store_true", help="as docs/options.md")
+    options.set_defaults(run=_options)
+    return parser
+
+
+def _explain(args: argparse.Namespace) -> int:
+    import torch
+
+    from .explanation import explain
+    from .video_models import build, first_timestep, latent_of, make_inputs, without_weights
+
+    try:
+        size = triple(args.size)
+        timesteps = args.timesteps and [float(each) for each in args.timesteps.split(",")]
+    except ValueError as error:
+        raise StaError(
+            f"{error}; pass --size as FRAMESxHEIGHTxWIDTH (81x720x1280), --timesteps as numbers "
+            "between commas"
+        ) from error
+    options = dict(map(_pair, args.option))
+    config = {key: _literal(text) for key, text in map(_pair, args.config)}
+    latent = latent_of(args.model, *size)
+    with without_weights(args.model) as device:
+        model = build(args.model, config, device=device)
+        inputs = make_inputs(model, latent, batch=args.batch, device=device)
+    with torch.no_grad():
+        found = explain(model, options=options, timesteps=timesteps or None, fullgraph=True)(
+            **inputs
+        )
+    found = found.knowing_noise(model, first_timestep(args.model))
+    _show(found.to_dict() if args.json else found, args.json)
+    return 0 if found.replaced else 1
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from .doctor import examine
+
+    findings = examine()
+    _show(findings.to_dict() if args.json else findings, args.json)
+    return 0
+
+
+def _options(args: argparse.Namespace) -> int:
+    from .option_docs import as_markdown, as_table
+
+    if args.markdown:
+        print(as_markdown(), end="")
+    else:
+        _show(as_table(), False)
+    return 0
+
+
+def _show(value: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(value, indent=2))
+        return
+    from rich.console import Console
+
+    # A pipe has no width of its own; 80 columns would break every row of a table.
+    Console(width=None if sys.stdout.isatty() else 120).print(value)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise StaError(f"{text!r} is not KEY=VALUE; write it as in num_layers=2")
+    return key, value
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""Every private torch API that sta_compile uses, with the versions that it was tested on.
+
+| API | torch |
+| --- | --- |
+| `torch._inductor.compile_fx.compile_fx`, `torch._inductor.list_mode_options` | 2.11, 2.13 |
+| higher-order operator calls (`tag_activation_checkpoint`, `invoke_subgraph`, `wrap`) in Dynamo graphs | 2.11, 2.13 |
+| `torch._guards.TracingContext`, `CompileContext` | 2.11, 2.13 |
+| `torch._inductor.custom_graph_pass.CustomGraphPass` | 2.11, 2.13 |
+| `torch._logging.trace_structured` | 2.11, 2.13 |
+| `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11, 2.13 |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx
+from torch._ops import HigherOrderOperator
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+__all__ = ["body_of_call", "is_higher_order", "statically_known_true"]
+
+# name of the operator -> position of its first tensor operand
+_CALLS_WITH_BODY = {"tag_activation_checkpoint": 1, "invoke_subgraph": 2, "wrap": 1}
+
+
+def is_higher_order(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and isinstance(node.target, HigherOrderOperator)
+
+
+def body_of_call(
+    gm: torch.fx.GraphModule, node: torch.fx.Node
+) -> tuple[torch.fx.GraphModule, tuple[Any, ...]] | None:
+    """The body of a higher-order call that runs it once, and the operands that its placeholders take; else None."""
+    first = _CALLS_WITH_BODY.get(getattr(node.target, "_name", ""))
+    if first is None or not node.args:
+        return None
+    attribute = node.args[0]
+    if not isinstance(attribute, torch.fx.Node) or attribute.op != "get_attr":
+        return None
+    body = gm.get_submodule(str(attribute.target))
+    return (body, tuple(node.args[first:])) if isinstance(body, torch.fx.GraphModule) else None
+
+
+def specialise(size: Any, shape_env: Any) -> int:
+    """The value of a symbolic size, with a guard: another value compiles again. Raises if it depends on data."""
+    if isinstance(size, int):
+        return size
+    return int(shape_env.create_symintnode(size, hint=None))
+
+
+def simplified(size: Any, shape_env: Any) -> Any:
+    """A size with what guards have made known of it: constants, and symbols that are equal to an expression."""
+    if isinstance(size, int):
+        return size
+    expr = shape_env.simplify(size)
+    equal = _equalities(shape_env)
+    if expr.free_symbols & equal.keys():
+        expr = shape_env.simplify(expr.xreplace(equal))
+    return int(expr) if expr.is_Integer else expr
+
+
+def _equalities(shape_env: Any) -> dict[Any, Any]:
+    """Symbols that a guard equates with an expression: a rope table's length with the product of the grid's axes."""
+    import sympy
+
+    count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
+    if count != len(shape_env.guards):
+        equal = {}
+        for guard in shape_env.guards:
+            if isinstance(guard.expr, sympy.Eq):
+                for symbol, other in (guard.expr.args, guard.expr.args[::-1]):
+                    known = symbol in equal or symbol in other.free_symbols
+                    if symbol.is_Symbol and other.free_symbols and not other.is_Symbol and not known:
+                        equal[symbol] = other
+        shape_env._sta_equalities = (len(shape_env.guards), equal)
+    return dict(equal)
+
+
+def shape_env_of(gm: torch.fx.GraphModule) -> Any:
+    """The shape environment of a graph's fake values; None if it has no fake tensor."""
+    for node in gm.graph.nodes:
+        mode = getattr(node.meta.get("example_value"), "fake_mode", None)
+        if mode is not None:
+            return mode.shape_env
+    return None
+
+
+def last_compile_of_frame() -> bool:
+    """Is this the last compile that the frame's recompile limit allows? False outside a compile."""
+    from torch._guards import CompileContext
+
+    compile_id = CompileContext.current_compile_id()
+    count = getattr(compile_id, "frame_compile_id", None)
+    return count is not None and count >= torch._dynamo.config.recompile_limit - 1
+
+
+def root_module() -> torch.nn.Module | None:
+    """The outermost module whose call led to this compile: the model, whatever part of it is compiled."""
+    import sys
+
+    frame = sys._getframe(1)
+    found = None
+    call = torch.nn.Module._call_impl.__code__
+    while frame is not None:
+        if frame.f_code is call:
+            found = frame.f_locals.get("self", found)
+        frame = frame.f_back  # type: ignore[assignment]
+    return getattr(found, "_orig_mod", found)
+
+
+def save_artifact(name: str, payload: Callable[[], str]) -> None:
+    """Writes JSON text beside the graphs of a TORCH_TRACE log; does nothing when tracing is off."""
+    from torch._logging import trace_structured
+
+    trace_structured(
+        "artifact", metadata_fn=lambda: {"name": name, "encoding": "json"}, payload_fn=payload
+    )
+
+
+def ends_at_graph_break(gm: torch.fx.GraphModule) -> bool:
+    """Does more of the same frame follow after this graph?"""
+    reason: Any = getattr(gm, "compile_subgraph_reason", None)
+    return bool(reason is not None and reason.graph_break)
+
+
+def compile_with_inductor(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None,
+    patches: Mapping[str, Any],
+    tag: str,
+) -> Callable[..., Any]:
+    """`compile_fx` with inductor options, and with `tag` in the key of its caches."""
+    from torch._inductor import config, list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+
+    merged = {**(list_mode_options(mode) if mode else {}), **patches}
+    mine = _cache_tag_pass(tag)
+    before = merged.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
+    merged["post_grad_custom_pre_pass"] = mine if before is None else _both(mine, before)
+    return compile_fx(gm, example_inputs, config_patches=merged)  # type: ignore[no-any-return]
+
+
+def _cache_tag_pass(tag: str) -> Any:
+    """A pass that does nothing; its uuid is part of the keys of the FX graph cache and of AOTAutograd's."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    class CacheTag(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            pass
+
+        def uuid(self) -> str:
+            return tag
+
+    return CacheTag()
+
+
+def _both(mine: Any, users: Any) -> Any:
+    """The user's pass with our tag: 2.11 takes one pass only."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    passes = list(users) if isinstance(users, (list, tuple)) else [users]
+    uuids = [p.uuid() if isinstance(p, CustomGraphPass) else None for p in passes]
+
+    class TaggedPass(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            for each in passes:
+                each(graph)
+
+        def uuid(self) -> Any:
+            return None if None in uuids else repr([mine.uuid(), *uuids])
+
+    return TaggedPass()
+
+
+def reset_cudagraphs() -> None:
+    """Frees CUDA graph trees, as inductor's own reset does; nothing if none were made."""
+    import sys
+
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None:
+        trees.reset_cudagraph_trees()

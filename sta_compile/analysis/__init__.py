@@ -1,0 +1,1 @@
+"""Questions about a captured graph. Analyses return facts and never edit it."""

@@ -1,0 +1,311 @@
+"""What is a tensor axis made of? Terms for axes, and their unification.
+
+An axis is an ordered product of factors; a factor is an atom (an axis that nothing has split yet) or a concatenation of
+axes. A 3x4x5 latent that passes a patch embed, `flatten(2)` and a concatenation with 7 text tokens gives an axis of 67
+elements written `([t3 h4 w5 | l7])`; slicing `[:, :60]` gives `(t3 h4 w5)` back, and a rope table of shape (60, d) that
+multiplies it is bound to the same atoms. Sizes are ints, or sympy expressions where shapes are dynamic.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import sympy
+import torch
+
+from .._torch import simplified
+
+Size: TypeAlias = int | sympy.Expr
+
+
+def size_of(value: int | torch.SymInt) -> Size:
+    """A dimension as an int or as a simplified sympy expression; adds no guard."""
+    if isinstance(value, torch.SymInt):
+        node = value.node
+        constant = node.maybe_as_int()
+        if constant is not None:
+            return int(constant)
+        expr: Size = simplified(node.expr, node.shape_env)
+        return expr
+    return int(value)
+
+
+def same_size(a: Size, b: Size) -> bool:
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(sympy.expand(a - b) == 0)
+
+
+_ids = itertools.count()
+
+
+@dataclass(eq=False)
+class Atom:
+    """An axis of its own until something binds it to a product of others.
+
+    origin: "" or how the atom was proved to be a grid axis ("conv3d patch embed", ...); such an atom is not split further
+        when a grid is read.
+    slice_of: (axis, start, stop) when it is a part of another axis.
+    """
+
+    size: Size
+    origin: str = ""
+    slice_of: tuple[Axis, Size, Size] | None = None
+    bound: Axis | None = None
+    index: int = field(default_factory=lambda: next(_ids))
+
+    def __repr__(self) -> str:
+        return f"a{self.index}:{self.size}"
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Parts one after the other along one axis."""
+
+    parts: tuple[Axis, ...]
+
+
+Factor: TypeAlias = Atom | Concat
+Axis = tuple[Factor, ...]
+Dims = tuple[Axis, ...]
+
+
+def axis_size(axis: Axis) -> Size:
+    total: Size = 1
+    for factor in axis:
+        total = total * factor_size(factor)
+    return total
+
+
+def factor_size(factor: Factor) -> Size:
+    if isinstance(factor, Atom):
+        return factor.size
+    total: Size = 0
+    for part in factor.parts:
+        total = total + axis_size(part)
+    return total
+
+
+def fresh(size: Size, *, origin: str = "") -> Axis:
+    """A new axis; an axis of size one has no factors."""
+    if isinstance(size, int) and size == 1:
+        return ()
+    return (Atom(size, origin=origin),)
+
+
+def resolve(axis: Axis, *, to_grid: bool = False) -> Axis:
+    """The factors that an axis is known to be made of; with `to_grid`, atoms that are proved grid axes stay whole."""
+    out: list[Factor] = []
+    for factor in axis:
+        if isinstance(factor, Concat):
+            parts: list[Axis] = []
+            for part in factor.parts:
+                inner = resolve(part, to_grid=to_grid)
+                if len(inner) == 1 and isinstance(inner[0], Concat):
+                    parts.extend(inner[0].parts)
+                elif axis_size(inner) != 0:
+                    parts.append(inner)
+            if len(parts) == 1:
+                out.extend(parts[0])
+            else:
+                out.append(Concat(tuple(parts)))
+        elif factor.bound is not None and not (to_grid and factor.origin):
+            out.extend(resolve(factor.bound, to_grid=to_grid))
+        else:
+            out.append(factor)
+    return tuple(out)
+
+
+def segments_of(axis: Axis) -> tuple[Axis, ...]:
+    """The parts of a concatenated axis; any other axis is one part."""
+    axis = resolve(axis)
+    return axis[0].parts if len(axis) == 1 and isinstance(axis[0], Concat) else (axis,)
+
+
+def _mentions(axis: Axis, atom: Atom) -> bool:
+    return any(
+        factor is atom
+        if isinstance(factor, Atom)
+        else any(_mentions(part, atom) for part in factor.parts)
+        for factor in axis
+    )
+
+
+def _bind(atom: Atom, axis: Axis) -> bool:
+    axis = resolve(axis)
+    if axis == (atom,):
+        return True
+    if _mentions(axis, atom):
+        return False
+    if len(axis) == 1 and isinstance(axis[0], Atom):
+        other = axis[0]
+        if atom.origin and not other.origin:  # keep the atom that is proved
+            atom, other = other, atom
+        other.slice_of = other.slice_of or atom.slice_of
+        atom.bound = (other,)
+        return True
+    atom.bound = axis
+    return True
+
+
+def _groups(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[int, int, int, int]] | None:
+    """Shortest pieces of two factorisations that have equal products: (a from, a to, b from, b to); None if totals differ.
+
+    Example: [2, 3, 4] and [6, 4] -> [(0, 2, 0, 1), (2, 3, 1, 2)]
+    """
+    out = []
+    i = j = 0
+    while i < len(a) or j < len(b):
+        products: list[tuple[Size, int]] = []
+        product: Size = 1
+        for stop in range(i, len(a)):
+            product = product * a[stop]
+            products.append((product, stop + 1))
+        found = None
+        product = 1
+        for stop in range(j, len(b)):
+            product = product * b[stop]
+            hit = next((end for p, end in products if same_size(p, product)), None)
+            if hit is not None:
+                found = (hit, stop + 1)
+                break
+        if found is None:
+            return None
+        out.append((i, found[0], j, found[1]))
+        i, j = found
+    return out
+
+
+def unify(a: Axis, b: Axis) -> bool:
+    """State that two axes are the same one, position by position. False if their known structures can't be aligned."""
+    a, b = resolve(a), resolve(b)
+    if a == b:
+        return True
+    groups = _groups([factor_size(f) for f in a], [factor_size(f) for f in b])
+    if groups is None:
+        return False
+    ok = True
+    for a0, a1, b0, b1 in groups:
+        left, right = a[a0:a1], b[b0:b1]
+        if len(left) == 1 and isinstance(left[0], Atom):
+            ok &= _bind(left[0], right)
+        elif len(right) == 1 and isinstance(right[0], Atom):
+            ok &= _bind(right[0], left)
+        elif len(left) == 1 and len(right) == 1:
+            ok &= _unify_concat(left[0], right[0])
+        else:
+            ok &= left == right
+    return ok
+
+
+def _unify_concat(a: Factor, b: Factor) -> bool:
+    if not isinstance(a, Concat) or not isinstance(b, Concat):
+        return False
+    ends_a = list(itertools.accumulate(axis_size(p) for p in a.parts))
+    ends_b = list(itertools.accumulate(axis_size(p) for p in b.parts))
+    ok = True
+    i = j = 0
+    for stop_a, end in enumerate(ends_a, 1):
+        stop_b = next((k + 1 for k in range(j, len(b.parts)) if same_size(ends_b[k], end)), None)
+        if stop_b is None:
+            continue
+        left, right = a.parts[i:stop_a], b.parts[j:stop_b]
+        one_left = left[0] if len(left) == 1 else (Concat(left),)
+        one_right = right[0] if len(right) == 1 else (Concat(right),)
+        if len(left) == 1 or len(right) == 1:
+            ok &= unify(one_left, one_right)
+        else:
+            ok = False
+        i, j = stop_a, stop_b
+    return ok and i == len(a.parts)
+
+
+def regroup(dims: Sequence[Axis], sizes: Sequence[Size]) -> Dims:
+    """Axes after a reshape, which keeps row-major order: factors are merged, and atoms are split where they must be."""
+    factors = [f for axis in dims for f in resolve(axis)]
+    targets = [(i, s) for i, s in enumerate(sizes) if not (isinstance(s, int) and s == 1)]
+    out: list[Axis] = [() for _ in sizes]
+    if any(isinstance(s, int) and s == 0 for s in sizes):
+        return tuple(fresh(s) for s in sizes)
+    groups = _groups([factor_size(f) for f in factors], [s for _, s in targets])
+    if groups is None:
+        return tuple(fresh(s) for s in sizes)
+    for f0, f1, t0, t1 in groups:
+        pieces = _split(factors[f0:f1], [s for _, s in targets[t0:t1]])
+        for (i, _), piece in zip(targets[t0:t1], pieces, strict=True):
+            out[i] = piece
+    return tuple(out)
+
+
+def _split(factors: Sequence[Factor], sizes: Sequence[Size]) -> list[Axis]:
+    """Factors of equal total product dealt out to axes of the given sizes; atoms are split as needed."""
+    if len(sizes) == 1:
+        return [tuple(factors)]
+    if len(factors) == 1 and isinstance(factors[0], Atom):
+        return _split_atom(factors[0], sizes)
+    out: list[Axis] = []
+    queue = list(factors)
+    for size in sizes:
+        taken: list[Factor] = []
+        left = size
+        while not (isinstance(left, int) and left == 1):
+            if not queue or not isinstance(left, int):
+                return [fresh(s) for s in sizes]
+            head = queue[0]
+            have = factor_size(head)
+            if not isinstance(have, int) or not isinstance(head, Atom):
+                return [fresh(s) for s in sizes]
+            if left % have == 0:
+                taken.append(queue.pop(0))
+                left //= have
+            elif have % left == 0:
+                first, rest = _split_atom(head, [left, have // left])
+                taken += first
+                queue[0:1] = list(rest)
+                left = 1
+            else:
+                return [fresh(s) for s in sizes]
+        out.append(tuple(taken))
+    return out
+
+
+def _split_atom(atom: Atom, sizes: Sequence[Size]) -> list[Axis]:
+    parts = [fresh(s) for s in sizes]
+    atom.bound = tuple(f for part in parts for f in part)
+    return parts
+
+
+def part_of(axis: Axis, start: Size, stop: Size) -> Axis:
+    """The axis of a slice [start, stop): whole segments of a concatenation keep their identity, other slices are new."""
+    axis = resolve(axis)
+    total = axis_size(axis)
+    if same_size(start, 0) and same_size(stop, total):
+        return axis
+    if len(axis) == 1 and isinstance(axis[0], Concat):
+        ends: list[Size] = [0, *itertools.accumulate(axis_size(p) for p in axis[0].parts)]
+        first = next((i for i, e in enumerate(ends) if same_size(e, start)), None)
+        last = next((i for i, e in enumerate(ends) if same_size(e, stop)), None)
+        if first is not None and last is not None and first < last:
+            return resolve((Concat(axis[0].parts[first:last]),))
+    atom = Atom(stop - start, slice_of=(axis, start, stop))
+    return () if isinstance(atom.size, int) and atom.size == 1 else (atom,)
+
+
+def concat(parts: Sequence[Axis]) -> Axis:
+    """The axis of a concatenation; slices that together are a whole axis give that axis back."""
+    sliced = [p[0].slice_of if len(p) == 1 and isinstance(p[0], Atom) else None for p in parts]
+    first = sliced[0] if sliced else None
+    if first is not None and same_size(first[1], 0):
+        whole, end = first[0], first[2]
+        for piece in sliced[1:]:
+            if piece is None or resolve(piece[0]) != resolve(whole) or not same_size(piece[1], end):
+                break
+            end = piece[2]
+        else:
+            if same_size(end, axis_size(whole)):
+                return whole
+    kept = [p if p else (Atom(1),) for p in parts]
+    return resolve((Concat(tuple(kept)),)) if len(kept) > 1 else kept[0]

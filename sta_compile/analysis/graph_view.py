@@ -1,0 +1,236 @@
+"""One spelling for the many ways to write an operation in a Dynamo graph.
+
+`x.view(...)`, `torch.reshape(x, ...)`, `operator.iadd`, `x.add_` and `aten.add.Tensor` reach a backend as different
+targets. A `GraphView` gives each node one name, its arguments by name or position, its fake value and the module that
+it came from, and it walks the bodies of higher-order operators (checkpoints, nested regions) as if they were inlined:
+body nodes come right before the call, and a body placeholder knows the arguments of all its call sites.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.fx
+
+from .._torch import body_of_call, is_higher_order
+
+# Python's operators and torch's synonyms -> the name that the rest of the analysis uses.
+_ALIASES = {
+    "concat": "cat",
+    "concatenate": "cat",
+    "swapaxes": "transpose",
+    "swapdims": "transpose",
+    "moveaxis": "movedim",
+    "div": "truediv",
+    "divide": "truediv",
+    "true_divide": "truediv",
+    "multiply": "mul",
+    "subtract": "sub",
+    "and_": "logical_and",
+    "or_": "logical_or",
+    "invert": "logical_not",
+    "bitwise_and": "logical_and",
+    "bitwise_or": "logical_or",
+    "bitwise_not": "logical_not",
+    "greater_equal": "ge",
+    "greater": "gt",
+    "less_equal": "le",
+    "less": "lt",
+    "__and__": "logical_and",
+    "__or__": "logical_or",
+    "__invert__": "logical_not",
+    "_softmax": "softmax",
+    "_safe_softmax": "softmax",
+}
+_INPLACE_OPERATORS = {
+    "iadd": "add",
+    "isub": "sub",
+    "imul": "mul",
+    "itruediv": "truediv",
+    "ipow": "pow",
+    "iand": "logical_and",
+    "ior": "logical_or",
+}
+# Position-independent along every axis, though torch does not tag them as pointwise.
+_POINTWISE = {
+    "to", "type", "type_as", "float", "half", "bfloat16", "double", "int", "long", "bool",
+    "contiguous", "clone", "detach", "alias", "dropout", "feature_dropout", "_to_copy", "truediv",
+    "floordiv", "neg", "pos", "silu", "gelu", "relu", "sigmoid", "tanh", "softplus", "identity",
+    "hardtanh", "leaky_relu", "elu", "mish", "view_as_dtype", "copy", "masked_fill", "where",
+    "nan_to_num", "clamp", "clip", "lerp", "addcmul", "addcdiv", "cpu", "cuda", "requires_grad_",
+    "conj", "real", "imag", "polar", "complex", "logical_and", "logical_or", "logical_not", "fill",
+}  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def is_pointwise(name: str) -> bool:
+    """Does every output element depend on the input elements at the same (broadcast) position only?"""
+    if name in _POINTWISE:
+        return True
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return False
+    return any(
+        torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
+    )
+
+
+def _target_name(node: torch.fx.Node) -> str:
+    target = node.target
+    if isinstance(target, str):
+        return target
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name.split("::")[-1]
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return target.__name__.split("::")[-1]
+    return getattr(target, "__name__", type(target).__name__)
+
+
+def canonical_name(node: torch.fx.Node) -> str:
+    """The one name of a node's operation, without the in-place underscore; "" for non-calls."""
+    if node.op not in ("call_function", "call_method"):
+        return ""
+    name = _target_name(node)
+    if getattr(node.target, "__module__", "") == "_operator" or node.target is operator.getitem:
+        name = _INPLACE_OPERATORS.get(name, name)
+    if name.endswith("_") and not name.endswith("__") and name not in _ALIASES:
+        name = name[:-1]
+    return _ALIASES.get(name, name)
+
+
+def is_inplace(node: torch.fx.Node) -> bool:
+    """Does the node write into its first argument?"""
+    if node.op == "call_method":
+        name = str(node.target)
+        return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+    if node.op != "call_function":
+        return False
+    name = _target_name(node)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return bool(node.target._schema.is_mutable)
+    if name == "setitem" or (
+        getattr(node.target, "__module__", "") == "_operator" and name in _INPLACE_OPERATORS
+    ):
+        return True
+    if name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_"):
+        return True
+    return node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None
+
+
+def fake_value(node: Any) -> Any:
+    """The fake value of a node (FakeTensor, SymInt, tuple, ...); other values are returned as they are."""
+    if isinstance(node, torch.fx.Node):
+        value = node.meta.get("example_value")
+        return node.meta.get("val") if value is None else value
+    return value_of(node)
+
+
+def value_of(arg: Any) -> Any:
+    if isinstance(arg, (tuple, list)):
+        return type(arg)(fake_value(a) for a in arg)
+    return arg
+
+
+def argument(node: torch.fx.Node, position: int, name: str, default: Any = None) -> Any:
+    """An argument that may be given by position or by name."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    return node.args[position] if len(node.args) > position else default
+
+
+def is_tensor(node: Any) -> bool:
+    return isinstance(node, torch.fx.Node) and isinstance(fake_value(node), torch.Tensor)
+
+
+def module_path(node: torch.fx.Node) -> str:
+    """Path of the module that a node came from: "blocks.0.attn1"; "" at the root.
+
+    Example: nn_module_stack key "L['self'].__dict__['_modules']['blocks'].0.attn1" -> "blocks.0.attn1"
+    """
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    path = path.replace("__dict__['_modules']", "").replace("._modules", ".")
+    path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
+    parts = [p for p in path.split(".") if p]
+    if parts and parts[0] in ("L", "G"):
+        parts = parts[2:]
+    return ".".join(p for p in parts if p not in ("_orig_mod", "_modules"))
+
+
+class GraphView:
+    """A Dynamo graph with the bodies of its higher-order operators, in execution order."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self.gm = gm
+        self.nodes: list[torch.fx.Node] = []
+        self.owner: dict[torch.fx.Node, torch.fx.GraphModule] = {}
+        # body placeholder -> the argument at each call site; call -> its body
+        self.sources: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        self.body: dict[torch.fx.Node, torch.fx.GraphModule] = {}
+        self.calls: dict[torch.fx.GraphModule, list[torch.fx.Node]] = {}
+        self._walk(gm)
+        self.position = {node: i for i, node in enumerate(self.nodes)}
+
+    def _walk(self, gm: torch.fx.GraphModule) -> None:
+        for node in gm.graph.nodes:
+            call = body_of_call(gm, node) if is_higher_order(node) else None
+            if call is not None:
+                body, operands = call
+                first_call = body not in self.calls
+                self.calls.setdefault(body, []).append(node)
+                self.body[node] = body
+                inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+                for inner, outer in zip(inputs, operands, strict=True):
+                    if isinstance(outer, torch.fx.Node):
+                        self.sources.setdefault(inner, []).append(outer)
+                if first_call:
+                    self._walk(body)
+            self.nodes.append(node)
+            self.owner[node] = gm
+
+    def is_root_input(self, node: torch.fx.Node) -> bool:
+        return node.op == "placeholder" and self.owner[node] is self.gm
+
+    def body_outputs(self, call: torch.fx.Node) -> Any:
+        """What the body of a higher-order call returns: nodes in a tuple."""
+        output = next(iter(reversed(self.body[call].graph.nodes)))
+        return output.args[0]
+
+    def producers(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """The nodes that a node reads; a body placeholder reads the arguments of its call sites."""
+        if node in self.sources:
+            return self.sources[node]
+        if node in self.body:
+            outputs = self.body_outputs(node)
+            outputs = outputs if isinstance(outputs, (tuple, list)) else (outputs,)
+            return [n for n in outputs if isinstance(n, torch.fx.Node)]
+        return list(node.all_input_nodes)
+
+    def picks(self, node: torch.fx.Node) -> torch.fx.Node | None:
+        """For `getitem(call, i)` of a higher-order call: the body's i-th output node."""
+        if canonical_name(node) != "getitem" or node.args[0] not in self.body:
+            return None
+        call, index = node.args
+        outputs = self.body_outputs(call)  # type: ignore[arg-type]
+        picked = outputs[index] if isinstance(outputs, (tuple, list)) else outputs  # type: ignore[index]
+        return picked if isinstance(picked, torch.fx.Node) else None
+
+    def backwards(self, start: torch.fx.Node) -> Iterator[torch.fx.Node]:
+        """Every node that `start` depends on, `start` first; through `getitem` of a call only the picked output."""
+        seen = {start}
+        stack = [start]
+        while stack:
+            node = stack.pop()
+            yield node
+            picked = self.picks(node)
+            for source in [picked] if picked is not None else self.producers(node):
+                if source not in seen:
+                    seen.add(source)
+                    stack.append(source)

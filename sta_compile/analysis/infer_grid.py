@@ -1,0 +1,324 @@
+"""Which attention is self-attention over a (T, H, W) token grid, and where is the text beside the video?
+
+The axes of q and k (see `trace_dims`) answer both: a token axis `([t3 h4 w5 | l7])` is a 3x4x5 grid followed by a context
+segment of 7 tokens. What is asked of a site before it may be replaced, in order: q and k have the same token axis and come
+from the same token stream; exactly one segment is a grid, and its factors are proved by a convolution, a patchify, an
+unpatchify or positions, or declared by the option `grid`; nothing in the batch axis is a frame; the mask is absent or says
+no more than how many context tokens are valid.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch.fx
+
+from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, size_of
+from .find_attention import AttentionSite
+from .graph_view import canonical_name, fake_value, is_tensor
+from .prove_mask import Below, Everywhere, lower_bound, prove_mask
+from .trace_dims import DimTrace
+
+_MIXING = (
+    "linear",
+    "matmul",
+    "bmm",
+    "mm",
+    "addmm",
+    "baddbmm",
+    "einsum",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An attention that stays as it is, and what would change that."""
+
+    name: str
+    reason: str
+    hint: str
+    over_grid: bool = True  # False: nothing shows that its tokens are video at all
+
+
+@dataclass(frozen=True, eq=False)
+class GridAxis:
+    """A token axis that is a grid, and its factors: frames (or none), rows and columns, outermost first."""
+
+    axis: Axis
+    factors: Axis
+    evidence: str
+
+    @property
+    def shape(self) -> tuple[Size, Size, Size]:
+        sizes = [f.size for f in self.factors if isinstance(f, Atom)]
+        frames, rows, cols = [1, *sizes] if len(sizes) == 2 else sizes
+        return frames, rows, cols
+
+
+@dataclass(frozen=True, eq=False)
+class ContextLengths:
+    """Valid tokens of the context segment after the video: `limit - start`, clamped to the segment."""
+
+    limit: torch.fx.Node
+    start: Size
+
+
+@dataclass(frozen=True, eq=False)
+class VideoAttention:
+    """Self-attention over a token grid.
+
+    segments: (role, size) in sequence order; one role is "video".
+    lengths: None when every context token is valid.
+    """
+
+    site: AttentionSite
+    grid: GridAxis
+    segments: tuple[tuple[str, Size], ...]
+    lengths: ContextLengths | None
+
+
+def same_axis(a: Axis, b: Axis) -> bool:
+    return resolve(a) == resolve(b)
+
+
+class GridInference:
+    """Answers for the attention sites of one graph. `declared` is the option `grid`, or None."""
+
+    def __init__(self, trace: DimTrace, declared: tuple[int, int, int] | None = None) -> None:
+        self.trace = trace
+        self.declared = declared
+        self._inputs = self._latents(
+            n for n in trace.view.nodes if trace.view.is_root_input(n) and not _is_parameter(n)
+        )
+        output = next(iter(reversed(trace.view.gm.graph.nodes)))
+        self._outputs = self._latents(output.all_input_nodes)
+        # declared grids: one tuple of factors per token axis
+        self._declared: dict[Axis, Axis] = {}
+
+    def _latents(self, nodes: Any) -> list[list[Atom | None]]:
+        """Per tensor, the outermost factor of each dimension: [b, c, t, h, w] of a latent [b, c, t, (h p), (w p)]."""
+        out = []
+        for node in nodes:
+            dims = self.trace.dims(node)
+            if dims is not None:
+                firsts = [resolve(axis, to_grid=True)[:1] for axis in dims]
+                out.append([f[0] if f and isinstance(f[0], Atom) else None for f in firsts])
+        return out
+
+    def classify(self, site: AttentionSite) -> VideoAttention | Refusal | None:
+        """What a site is; None for attention that is not over video tokens (cross-attention, text)."""
+        q, k, v = (self.trace.dims(n) for n in (site.q, site.k, site.v))
+        if q is None or k is None or v is None or len(q) < 3:
+            return None
+        q_axis, v_axis = q[-2], v[-2]
+        k_axis = k[-1] if site.key_transposed else k[-2]
+        if not same_axis(k_axis, v_axis):
+            return None
+        parts = segments_of(q_axis)
+        grids = [i for i, part in enumerate(parts) if self._grid(part) is not None]
+        if not same_axis(q_axis, k_axis):
+            return self._unequal(site, parts, grids, segments_of(k_axis))
+        if not self._same_stream(site, parts[grids[0]] if grids else q_axis):
+            return None
+        if self._frames_in_batch(q):
+            return Refusal(
+                site.name,
+                "factorised attention: frames or positions are in the batch axis",
+                "nothing to do: such attention is short already",
+            )
+        if not grids:
+            return self._no_grid(site, q_axis)
+        if len(grids) > 1:
+            return Refusal(
+                site.name, "the sequence holds the video grid more than once", "report the model"
+            )
+        return self._video(site, parts, grids[0], q)
+
+    def _video(
+        self, site: AttentionSite, parts: tuple[Axis, ...], index: int, q: tuple[Axis, ...]
+    ) -> VideoAttention | Refusal:
+        grid = self._grid(parts[index])
+        assert grid is not None
+        problem = self._unsupported(site, q)
+        if problem is not None:
+            return problem
+        segments = tuple(
+            ("video" if i == index else "context", axis_size(part)) for i, part in enumerate(parts)
+        )
+        lengths = self._lengths(site, segments, index) if site.mask is not None else None
+        if isinstance(lengths, Refusal):
+            return lengths
+        return VideoAttention(site, grid, segments, lengths)
+
+    def _unsupported(self, site: AttentionSite, q: tuple[Axis, ...]) -> Refusal | None:
+        head_dim = size_of(fake_value(site.q).shape[-1])
+        if site.causal:
+            return Refusal(site.name, "causal attention over video tokens", "nothing to do")
+        if site.dropout > 0:
+            return Refusal(
+                site.name, f"attention dropout {site.dropout}", "call model.eval(), or set it to 0"
+            )
+        if not isinstance(head_dim, int) or head_dim % 8 or not 8 <= head_dim <= 256:
+            return Refusal(
+                site.name,
+                f"head dim {head_dim}: kernels take multiples of 8 up to 256",
+                "nothing to do",
+            )
+        if len(q) not in (3, 4) or (len(q) == 3 and site.mask is not None):
+            return Refusal(
+                site.name,
+                f"q has {len(q)} dimensions with{'' if site.mask is not None else 'out'} a mask",
+                "call attention on [batch, heads, tokens, head_dim]",
+            )
+        if not fake_value(site.q).dtype.is_floating_point:
+            return Refusal(site.name, "q is not a floating point tensor", "nothing to do")
+        return None
+
+    def _lengths(
+        self, site: AttentionSite, segments: tuple[tuple[str, Size], ...], index: int
+    ) -> ContextLengths | Refusal | None:
+        assert site.mask is not None
+        fact = prove_mask(self.trace.view, site.mask)
+        if fact == Everywhere(True):
+            return None
+        last = len(segments) - 1
+        if isinstance(fact, Below) and not fact.negated and index == last - 1:
+            start: Size = sum(size for _, size in segments[:last])
+            bound = lower_bound(self.trace.view, fact.limit)
+            if bound is not None and _at_least(bound, start):
+                return ContextLengths(fact.limit, start)
+        return Refusal(
+            site.name,
+            "its mask may hide video tokens: only padding of the text after the video can be proved harmless",
+            "pass no mask, or trim the padding from the prompt",
+        )
+
+    def _unequal(
+        self,
+        site: AttentionSite,
+        parts: tuple[Axis, ...],
+        grids: list[int],
+        keys: tuple[Axis, ...],
+    ) -> Refusal | None:
+        if any(any(same_axis(parts[g], part) for part in keys) for g in grids):
+            return Refusal(
+                site.name,
+                "queries and keys are different sequences that share the video tokens",
+                "nothing to do yet: keys beside the query's own sequence are not supported",
+            )
+        return None
+
+    def _no_grid(self, site: AttentionSite, axis: Axis) -> Refusal:
+        return Refusal(
+            site.name,
+            f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its frames, rows and columns",
+            "compile the whole model instead of its blocks, or pass options={'grid': (frames, rows, cols)}",
+            over_grid=False,
+        )
+
+    def _grid(self, part: Axis) -> GridAxis | None:
+        whole = resolve(part)
+        if self.declared is not None:
+            tokens = self.declared[0] * self.declared[1] * self.declared[2]
+            if same_size(axis_size(whole), tokens):
+                factors = self._declared.setdefault(whole, tuple(Atom(s) for s in self.declared))
+                return GridAxis(part, factors, "option grid")
+        factors = resolve(part, to_grid=True)
+        if len(factors) not in (2, 3) or not all(isinstance(f, Atom) for f in factors):
+            return None
+        atoms = [f for f in factors if isinstance(f, Atom)]
+        origin = next((a.origin for a in atoms if a.origin), "")
+        if origin and all(a.origin for a in atoms[-2:]):
+            return GridAxis(part, factors, origin)
+        if self._spread_over(self._inputs, atoms):
+            return GridAxis(part, factors, "reshape patchify")
+        if self._spread_over(self._outputs, atoms):
+            return GridAxis(part, factors, "unpatchify")
+        return GridAxis(part, factors, "positions of the rope tables") if len(atoms) == 3 else None
+
+    def _spread_over(self, latents: list[list[Atom | None]], atoms: list[Atom]) -> bool:
+        """Does one latent have each of the atoms as the outermost factor of a dimension of its own?"""
+        return any(all(any(f is a for f in firsts) for a in atoms) for firsts in latents)
+
+    def _frames_in_batch(self, q: tuple[Axis, ...]) -> bool:
+        """Is a part of q's batch axis an axis of the latent other than its batch?"""
+        inner = {
+            f for firsts in (*self._inputs, *self._outputs) for f in firsts[1:] if f is not None
+        }
+        batch = {f for axis in q[:-3] or q[:1] for f in resolve(axis, to_grid=True)}
+        return any(f in inner for f in batch if isinstance(f, Atom))
+
+    def _same_stream(self, site: AttentionSite, axis: Axis) -> bool:
+        """Are q, k and v projected from one token stream? Compares the values before their projections."""
+        sources = [self._stream(n, axis) for n in (site.q, site.k, site.v)]
+        return bool(sources[0] & sources[1] & sources[2])
+
+    def _stream(self, start: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
+        """Walks back over values that hold `axis` to the inputs of the first projections."""
+        found: set[torch.fx.Node] = set()
+        seen = {start}
+        stack = [start]
+        while stack:
+            node = stack.pop()
+            picked = self.trace.view.picks(node)
+            sources = [picked] if picked is not None else self.trace.view.producers(node)
+            carriers = [s for s in sources if self._holds(s, axis)]
+            if canonical_name(node) in _MIXING:
+                found.update(_canonical(c) for c in carriers)
+                continue
+            if not carriers:
+                found.add(node)
+            for carrier in carriers:
+                if carrier not in seen:
+                    seen.add(carrier)
+                    stack.append(carrier)
+        return found
+
+    def _holds(self, node: torch.fx.Node, axis: Axis) -> bool:
+        traced = self.trace.values.get(node)
+        options = traced if isinstance(traced, list) else [traced]
+        wanted = resolve(axis)
+        return any(
+            any(same_axis(part, wanted) for part in segments_of(dim))
+            or _contains(resolve(dim), wanted)
+            for dims in options
+            if isinstance(dims, tuple)
+            for dim in dims
+        )
+
+
+def _contains(axis: Axis, wanted: Axis) -> bool:
+    n = len(wanted)
+    return n > 0 and any(axis[i : i + n] == wanted for i in range(len(axis) - n + 1))
+
+
+def _canonical(node: torch.fx.Node) -> torch.fx.Node:
+    """The value before casts and copies, which several projections may each make of their own."""
+    while canonical_name(node) in (
+        "to",
+        "float",
+        "type_as",
+        "contiguous",
+        "clone",
+        "dropout",
+        "half",
+        "bfloat16",
+    ):
+        source = node.args[0]
+        if not is_tensor(source):
+            return node
+        node = source  # type: ignore[assignment]
+    return node
+
+
+def _is_parameter(node: torch.fx.Node) -> bool:
+    return "_parameters_" in node.name or "_buffers_" in node.name
+
+
+def _at_least(bound: Size, start: Size) -> bool:
+    return bool(sympy.expand(bound - start).is_nonnegative)

@@ -1,0 +1,260 @@
+"""Which values of the graph should be in tile order?
+
+Builds the minimum cut problem of `planning.cut_layout` for one grid: a variable per value that holds the grid's tokens,
+pins for values that exist in raster order only (graph inputs and outputs, operations that cut the grid up or that are not
+known) and for what the replaced attentions read and write, ties for values that share written memory, and a use wherever an
+operation reads a value, which is where a conversion may go.
+
+In a diffusers Wan, the tokens are converted once after the patch embed, the rope tables once each, and back once before the
+unpatchify, whatever the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.fx
+
+from ..planning.cut_layout import LayoutProblem, LayoutSolution, Use, solve
+from .axes import Axis, Size
+from .graph_view import canonical_name, fake_value, is_inplace, is_tensor
+from .infer_grid import VideoAttention
+from .token_values import Place, TokenValues, storage_of, written_storages
+from .trace_dims import DimTrace
+
+
+@dataclass(frozen=True, eq=False)
+class Conversion:
+    """One value, converted for some of its readers. `readers` are nodes of the value's own graph."""
+
+    value: torch.fx.Node
+    dim: int
+    offset: Size
+    to_tile: bool
+    readers: tuple[torch.fx.Node, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutPlan:
+    conversions: tuple[Conversion, ...]
+    logical: int  # conversions of the cut; a conversion repeated after in-place writes counts once
+
+
+class LayoutBuilder:
+    """The layout problem of one grid; `sites` are the attentions over it that are replaced."""
+
+    def __init__(self, trace: DimTrace, grid: Axis, sites: Iterable[VideoAttention]) -> None:
+        self.trace, self.view = trace, trace.view
+        self.values = TokenValues(trace, grid)
+        self.sites = {s.site.node: s.site for s in sites}
+        self.variables: dict[torch.fx.Node, int] = {}
+        self.ties: list[tuple[int, int]] = []
+        self.raster: set[int] = set()
+        self.tile: set[int] = set()
+        self.uses: list[Use] = []
+        self.reads: list[tuple[torch.fx.Node, torch.fx.Node, int]] = []  # value, reader, variable
+        self.places: dict[torch.fx.Node, Place | None] = {}
+        self.dead = self._dead_nodes()
+
+    def _place(self, node: torch.fx.Node) -> Place | None:
+        if node not in self.places:
+            self.places[node] = self.values.place(node)
+        return self.places[node]
+
+    def _dead_nodes(self) -> set[torch.fx.Node]:
+        """Nodes inside decomposed attentions that nothing else reads once the attentions are replaced."""
+        dead: set[torch.fx.Node] = set()
+        for node in reversed(self.view.nodes):
+            if node in self.sites or node.op in ("output", "placeholder") or is_inplace(node):
+                continue
+            users = list(node.users)
+            if users and all(
+                u in dead
+                or (
+                    u in self.sites
+                    and node not in (self.sites[u].q, self.sites[u].k, self.sites[u].v)
+                )
+                for u in users
+            ):
+                dead.add(node)
+        return dead
+
+    def _variable(self, node: torch.fx.Node) -> int:
+        return self.variables.setdefault(node, len(self.variables))
+
+    def problem(self, *, around_sites: bool = False) -> LayoutProblem:
+        """The cut problem; `around_sites` pins all but the attentions to raster order."""
+        for node in self.view.nodes:
+            if node not in self.dead:
+                self._relate(node)
+        self._tie_written_memory()
+        if around_sites:
+            sites = {self.variables[n] for n in self.sites if n in self.variables}
+            self.raster |= set(self.variables.values()) - sites
+        return LayoutProblem(
+            variables=len(self.variables),
+            ties=self.ties,
+            raster=frozenset(self.raster),
+            tile=frozenset(self.tile),
+            uses=self.uses,
+        )
+
+    def _relate(self, node: torch.fx.Node) -> None:
+        if node in self.sites:
+            self._site(node)
+        elif node.op == "output":
+            self._outputs(node)
+        elif node in self.view.sources:
+            self._operands(node)
+        elif node in self.view.body:
+            if self._place(node) is not None:
+                self._variable(node)
+        elif node.op == "placeholder" or node.op == "get_attr":
+            if self._place(node) is not None:
+                self.raster.add(self._variable(node))
+        else:
+            self._operation(node)
+
+    def _site(self, node: torch.fx.Node) -> None:
+        variable = self._variable(node)
+        self.tile.add(variable)
+        site = self.sites[node]
+        for operand in (site.q, site.k, site.v):
+            self._read(operand, node, variable)
+
+    def _outputs(self, node: torch.fx.Node) -> None:
+        """The graph's outputs are raster; a body's outputs become the values of its calls."""
+        calls = self.view.calls.get(self.view.owner[node], [])
+        for operand in node.all_input_nodes:
+            if self._place(operand) is None:
+                continue
+            if not calls:
+                pinned = self._variable(node)
+                self.raster.add(pinned)
+                self._read(operand, node, pinned)
+            for call in calls:
+                self._read(operand, node, self._variable(call))
+
+    def _operands(self, node: torch.fx.Node) -> None:
+        """A body's input reads its argument at each call site."""
+        if self._place(node) is None:
+            return
+        variable = self._variable(node)
+        for call in self.view.calls[self.view.owner[node]]:
+            inputs = [n for n in self.view.body[call].graph.nodes if n.op == "placeholder"]
+            offset = len(call.args) - len(inputs)
+            operand = call.args[offset + inputs.index(node)]
+            if isinstance(operand, torch.fx.Node):
+                self._read(operand, call, variable)
+
+    def _operation(self, node: torch.fx.Node) -> None:
+        inputs = [n for n in node.all_input_nodes if n not in self.dead]
+        holding = [n for n in inputs if self._place(n) is not None]
+        place = self._place(node)
+        if not holding and place is None:
+            return
+        variable = self._variable(node)
+        for operand in holding:
+            self._read(operand, node, variable)
+        if self._pinned(node, inputs, holding, place):
+            self.raster.add(variable)
+
+    def _pinned(
+        self,
+        node: torch.fx.Node,
+        inputs: list[torch.fx.Node],
+        holding: list[torch.fx.Node],
+        place: Place | None,
+    ) -> bool:
+        """Must an operation see raster order?"""
+        if node in self.trace.opaque or self.values.misaligned(node):
+            return True
+        if any(self.values.scattered(n) for n in [*inputs, node]):
+            return True
+        if is_inplace(node):
+            target = node.args[0]
+            return not isinstance(target, torch.fx.Node) or self._place(target) is None
+        if place is None:
+            return not self.values.order_free(node)
+        return not holding and not self.values.constant(node)
+
+    def _read(self, value: torch.fx.Node, reader: torch.fx.Node, variable: int) -> None:
+        place = self._place(value)
+        if place is None:
+            return
+        mine = self._variable(value)
+        if mine == variable:
+            return
+        if not place.movable or (is_inplace(reader) and reader.args[0] is value):
+            self.ties.append((mine, variable))
+            return
+        self.reads.append((value, reader, variable))
+        self.uses.append(Use(mine, variable, _bytes(value), self.view.position[reader]))
+
+    def _tie_written_memory(self) -> None:
+        """A write through one view is seen through all: the views of written memory share one order."""
+        written = written_storages(self.view)
+        first: dict[int, int] = {}
+        for node, variable in self.variables.items():
+            for storage in storage_of(node):
+                if storage in written:
+                    self.ties.append((first.setdefault(storage, variable), variable))
+
+    def plan(self, solution: LayoutSolution) -> LayoutPlan:
+        """The conversions that a solution asks for, with the readers that each serves."""
+        written = written_storages(self.view)
+        served: dict[tuple[torch.fx.Node, bool, int], list[torch.fx.Node]] = {}
+        for value, reader, variable in self.reads:
+            if solution.order[self.variables[value]] == solution.order[variable]:
+                continue
+            to_tile = solution.order[variable]
+            epoch = self._writes_before(value, reader, written)
+            served.setdefault((value, to_tile, epoch), []).append(reader)
+        conversions = []
+        for (value, to_tile, _), readers in served.items():
+            place = self._place(value)
+            assert place is not None
+            conversions.append(
+                Conversion(value, place.dim, place.offset, to_tile, tuple(dict.fromkeys(readers)))
+            )
+        return LayoutPlan(tuple(conversions), len({(v, t) for v, t, _ in served}))
+
+    def _writes_before(
+        self,
+        value: torch.fx.Node,
+        reader: torch.fx.Node,
+        written: dict[int, list[torch.fx.Node]],
+    ) -> int:
+        position = self.view.position
+        return sum(
+            position[write] < position[reader]
+            for storage in storage_of(value)
+            for write in written.get(storage, [])
+        )
+
+
+def _bytes(node: torch.fx.Node) -> float:
+    value = fake_value(node)
+    assert is_tensor(node), canonical_name(node)
+    total = float(value.element_size())
+    for size in value.shape:
+        total *= size if isinstance(size, int) else _typical(size)
+    return total
+
+
+def _typical(size: torch.SymInt) -> float:
+    """A symbolic size as a number for costs: its hint, or a text length in place of sizes that depend on data."""
+    if size.node.has_hint():
+        return float(size.node.hint)
+    expr = size.node.expr
+    return float(expr.subs(dict.fromkeys(expr.free_symbols, 256)))
+
+
+def propagate_layout(
+    trace: DimTrace, grid: Axis, sites: Iterable[VideoAttention], *, around_sites: bool = False
+) -> LayoutPlan:
+    """The cheapest set of conversions for one grid. Raises LayoutConflict if ties contradict pins."""
+    builder = LayoutBuilder(trace, grid, sites)
+    return builder.plan(solve(builder.problem(around_sites=around_sites)))

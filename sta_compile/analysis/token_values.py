@@ -1,0 +1,163 @@
+"""Where does a value hold the tokens of a grid, and what may an operation ask of their order?
+
+A value may hold a whole grid along one axis, alone or as a segment beside text; such a value can be in tile order. It may
+hold the grid cut up over several axes (5-D latents, rope tables before they are flattened), which exists in raster order
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx
+
+from .axes import Atom, Axis, Concat, Dims, Size, axis_size, resolve, segments_of
+from .graph_view import GraphView, argument, canonical_name, fake_value, is_inplace
+from .trace_dims import DimTrace
+
+# Sums over tokens: the order of the tokens doesn't matter, as long as all operands have the same one.
+_ORDER_FREE = {
+    "sum", "mean", "amax", "amin", "max", "min", "any", "all", "prod", "std", "var", "norm",
+    "linalg_vector_norm", "logsumexp", "matmul", "bmm", "mm", "baddbmm", "addmm", "einsum",
+    "scaled_dot_product_attention",
+}  # fmt: skip
+_CONSTANT = {
+    "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like",
+    "new_zeros", "new_ones", "new_full", "new_empty",
+}  # fmt: skip
+_BROADCAST = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave"}
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """Tokens of a grid in a value: rows offset .. offset + T*H*W along dimension `dim`.
+
+    movable: False where a conversion can't be written: the tokens are merged with another axis, or stand twice in the value.
+    """
+
+    dim: int
+    offset: Size
+    movable: bool
+
+
+class TokenValues:
+    """Where the values of a graph hold one grid, given by the factors of its token axis."""
+
+    def __init__(self, trace: DimTrace, grid: Axis) -> None:
+        self.trace = trace
+        self.view: GraphView = trace.view
+        self.grid = resolve(grid)
+        self._atoms = {f for f in self.grid if isinstance(f, Atom)}
+
+    def tensors(self, node: torch.fx.Node) -> list[Dims]:
+        traced = self.trace.values.get(node)
+        if isinstance(traced, list):
+            return [d for d in traced if d is not None]
+        return [traced] if traced is not None else []
+
+    def place(self, node: torch.fx.Node) -> Place | None:
+        """Where a value holds the whole grid; for a tuple, where its first such element does, and then not movable."""
+        traced = self.trace.values.get(node)
+        for dims in self.tensors(node):
+            places = [
+                (d, *found) for d, axis in enumerate(dims) for found in self._find(resolve(axis))
+            ]
+            if places:
+                dim, offset, movable = places[0]
+                return Place(
+                    dim, offset, movable and len(places) == 1 and isinstance(traced, tuple)
+                )
+        return None
+
+    def _find(self, axis: Axis) -> list[tuple[Size, bool]]:
+        """(offset, movable) of each occurrence of the grid in an axis."""
+        if axis == self.grid:
+            return [(0, True)]
+        if len(axis) == 1 and isinstance(axis[0], Concat):
+            out = []
+            offset: Size = 0
+            for part in axis[0].parts:
+                out += [(offset + inner, movable) for inner, movable in self._find(part)]
+                offset = offset + axis_size(part)
+            return out
+        n = len(self.grid)
+        return [(0, False) for i in range(len(axis) - n + 1) if axis[i : i + n] == self.grid]
+
+    def scattered(self, node: torch.fx.Node) -> bool:
+        """Does a value hold factors of the grid, but not the grid as a whole?"""
+        return any(
+            not self._find(axis) and any(a in self._atoms for a in _atoms(axis))
+            for dims in self.tensors(node)
+            for axis in map(resolve, dims)
+        )
+
+    def misaligned(self, node: torch.fx.Node) -> bool:
+        """Does an operation combine tokens of the grid with an axis whose relation to them is not known?"""
+        axes = self.trace.misaligned.get(node, ())
+        return any(atom in self._atoms for axis in axes for atom in _atoms(resolve(axis)))
+
+    def constant(self, node: torch.fx.Node) -> bool:
+        """Does the operation make the same value for all tokens? Such values are in every order at once."""
+        name = canonical_name(node)
+        if name in _CONSTANT:
+            return True
+        sources = [s for s in self.view.producers(node) if self.tensors(s)]
+        if name in _BROADCAST:
+            return not any(self.place(s) or self.scattered(s) for s in sources)
+        return False
+
+    def order_free(self, node: torch.fx.Node) -> bool:
+        """Is an operation that reads the grid and doesn't return it indifferent to the order of the tokens?"""
+        return canonical_name(node) in _ORDER_FREE or self._passes_by(node)
+
+    def _passes_by(self, node: torch.fx.Node) -> bool:
+        """Does an operation pick the text beside the grid, or the element of a tuple that has no grid?"""
+        source = node.args[0] if node.args else None
+        if canonical_name(node) not in ("getitem", "narrow") or not isinstance(
+            source, torch.fx.Node
+        ):
+            return False
+        if isinstance(self.trace.values.get(source), list):
+            return True
+        beside = [
+            {factor for part in axis[0].parts if not self._find(part) for factor in part}
+            for axis in self.trace.dims(source) or ()
+            if len(axis) == 1 and isinstance(axis[0], Concat)
+        ]
+        return any(
+            axis and all(set(part) <= others for part in segments_of(axis))
+            for others in beside
+            for axis in self.trace.dims(node) or ()
+        )
+
+
+def _atoms(axis: Axis) -> Iterator[Atom]:
+    for factor in axis:
+        if isinstance(factor, Atom):
+            yield factor
+        else:
+            for part in factor.parts:
+                yield from _atoms(part)
+
+
+def storage_of(node: torch.fx.Node) -> Iterable[int]:
+    """Identity of the memory behind a node's fake tensors."""
+    value = fake_value(node)
+    for tensor in value if isinstance(value, (tuple, list)) else [value]:
+        if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
+            yield tensor.untyped_storage()._cdata
+
+
+def written_storages(view: GraphView) -> dict[int, list[torch.fx.Node]]:
+    """Memory that in-place operations write, with the operations in order."""
+    out: dict[int, list[torch.fx.Node]] = {}
+    for node in view.nodes:
+        if is_inplace(node):
+            target: Any = node.args[0] if node.args else argument(node, 0, "input")
+            if isinstance(target, torch.fx.Node):
+                for storage in storage_of(target):
+                    out.setdefault(storage, []).append(node)
+    return out

@@ -1,0 +1,155 @@
+"""Axes through indexing: slices, splits, selections, and writes into slices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.fx
+
+from .axes import Axis, Size, axis_size, fresh, part_of, size_of, unify
+from .graph_view import argument, fake_value, is_tensor
+from .trace_dims import DimTrace, Traced, shape_of
+
+
+def slices(trace: DimTrace, x: Any, dim: int, pieces: Any) -> Traced | None:
+    """Axes of consecutive pieces of `x` along `dim`, whose sizes are those of the fake values `pieces`."""
+    dims = trace.dims(x)
+    if dims is None or not isinstance(pieces, (tuple, list)):
+        return None
+    dim %= len(dims)
+    out: list[Any] = []
+    start: Size = 0
+    for piece in pieces:
+        stop = start + size_of(piece.shape[dim])
+        out.append((*dims[:dim], part_of(dims[dim], start, stop), *dims[dim + 1 :]))
+        start = stop
+    return out
+
+
+def _bound(value: Any, total: Size, default: Size) -> Size | None:
+    """A slice bound as a size counted from the start; None when it can't be known."""
+    if value is None:
+        return default
+    fake = fake_value(value)
+    if not isinstance(fake, (int, torch.SymInt)):
+        return None
+    size = size_of(fake)
+    if isinstance(size, int) and size < 0:
+        return total + size
+    if isinstance(size, int) and isinstance(total, int):
+        return min(size, total)
+    return size
+
+
+def _slice_axis(axis: Axis, item: slice, size: Size) -> Axis:
+    """`size` is the slice's length, which tells a clamped or negative symbolic bound from a plain one."""
+    total = axis_size(axis)
+    if item.step not in (None, 1):
+        return fresh(size)
+    start, stop = _bound(item.start, total, 0), _bound(item.stop, total, total)
+    if isinstance(start, int) and start == 0:
+        return part_of(axis, 0, size)
+    if item.stop is None:
+        return part_of(axis, total - size, total)
+    if start is None or stop is None:
+        return fresh(size)
+    return part_of(axis, start, start + size)
+
+
+def indexed(
+    trace: DimTrace, x: torch.fx.Node, index: Any, shape: tuple[Size, ...]
+) -> Traced | None:
+    """Axes of `x[index]`, which has the given shape; None for indices that hold lists, masks or several tensors."""
+    dims = trace.dims(x)
+    if dims is None:
+        return None
+    items = list(index) if isinstance(index, tuple) else [index]
+    if any(isinstance(i, (list, bool)) for i in items) or not _one_row_index(items):
+        return None
+    used = sum(1 for i in items if i is not None and i is not Ellipsis)
+    full = [slice(None)] * (len(dims) - used)
+    ellipses = [i for i, item in enumerate(items) if item is Ellipsis]
+    if ellipses:
+        at = ellipses[0]
+        items[at : at + 1] = full
+    else:
+        items += full
+    out: list[Axis] = []
+    source = iter(dims)
+    for item in items:
+        if item is None:
+            out.append(())
+        elif isinstance(item, slice):
+            out.append(_slice_axis(next(source), item, shape[len(out)]))
+        elif is_tensor(item):
+            out.append(trace.rows_of(next(source), item, shape[len(out)]))
+        else:
+            next(source)
+    return tuple(out)
+
+
+def _one_row_index(items: list[Any]) -> bool:
+    """At most one tensor, a list of row numbers, and no plain number beside it, which would move its axis."""
+    tensors = [i for i in items if is_tensor(i)]
+    if not tensors:
+        return True
+    rows = fake_value(tensors[0])
+    plain = any(isinstance(i, int) or isinstance(fake_value(i), torch.SymInt) for i in items)
+    return len(tensors) == 1 and rows.dim() == 1 and rows.dtype != torch.bool and not plain
+
+
+def getitem(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    x, index = node.args
+    traced = trace.values.get(x) if isinstance(x, torch.fx.Node) else None
+    if isinstance(traced, list):
+        return traced[index] if isinstance(index, int) else None
+    if not is_tensor(x):
+        return None
+    return indexed(trace, x, index, shape_of(node))  # type: ignore[arg-type]
+
+
+def relate_setitem(trace: DimTrace, node: torch.fx.Node) -> bool:
+    """States that a written value has the axes of the slice that it is written to; False if that can't be told."""
+    x, index, value = node.args
+    if not is_tensor(x):
+        return False
+    if not is_tensor(value):
+        return True
+    region = fake_value(x)[fake_value_index(index)]
+    dims = indexed(trace, x, index, tuple(size_of(s) for s in region.shape))  # type: ignore[arg-type]
+    written = trace.dims(value)
+    if not isinstance(dims, tuple) or written is None:
+        return False
+    ok = True
+    for axis, other in zip(reversed(dims), reversed(written), strict=False):
+        if axis and other:
+            ok &= unify(axis, other)
+    return ok
+
+
+def fake_value_index(index: Any) -> Any:
+    """An index with its nodes replaced by their fake values."""
+    if isinstance(index, slice):
+        return slice(*(fake_value(v) for v in (index.start, index.stop, index.step)))
+    if isinstance(index, tuple):
+        return tuple(fake_value_index(i) for i in index)
+    return fake_value(index)
+
+
+def narrow(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = trace.dims(node.args[0])
+    dim, start = argument(node, 1, "dim"), fake_value(argument(node, 2, "start"))
+    if dims is None or not isinstance(start, (int, torch.SymInt)):
+        return None
+    dim %= len(dims)
+    first, size = size_of(start), shape_of(node)[dim]
+    return (*dims[:dim], part_of(dims[dim], first, first + size), *dims[dim + 1 :])
+
+
+def select(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims, dim = trace.dims(node.args[0]), argument(node, 1, "dim")
+    if dims is None:
+        return None
+    dim %= len(dims)
+    return (*dims[:dim], *dims[dim + 1 :])

@@ -1,0 +1,391 @@
+"""How the axes of an operation's output follow from the axes of its inputs; one function per kind of operation.
+
+A rule returns the output's axes, or None when it can't tell, which makes the node opaque.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.fx
+
+from .axes import (
+    Axis,
+    Dims,
+    Size,
+    axis_size,
+    concat,
+    fresh,
+    regroup,
+    resolve,
+    same_size,
+    segments_of,
+    size_of,
+    unify,
+)
+from .graph_view import argument, canonical_name, fake_value, is_tensor
+from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, shape_of
+from .trace_index import getitem, narrow, select, slices
+
+Rule = Callable[[DimTrace, torch.fx.Node], "Traced | None"]
+
+
+def _input(
+    trace: DimTrace, node: torch.fx.Node, position: int = 0, name: str = "input"
+) -> Dims | None:
+    return trace.dims(argument(node, position, name))
+
+
+def _dim_args(node: torch.fx.Node, first: int, name: str) -> list[int]:
+    """Integers given as `op(x, 0, 2, 1)`, `op(x, (0, 2, 1))` or `op(x, dims=(0, 2, 1))`."""
+    value: Any = node.kwargs.get(name, node.args[first:])
+    if isinstance(value, (tuple, list)) and len(value) == 1 and isinstance(value[0], (tuple, list)):
+        value = value[0]
+    return [int(v) for v in (value if isinstance(value, (tuple, list)) else [value])]
+
+
+def same(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    return _input(trace, node)
+
+
+def new_axes(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    return fresh_dims(fake_value(node))
+
+
+def view(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = _input(trace, node)
+    value = fake_value(node)
+    if dims is None or not isinstance(value, torch.Tensor):
+        return None
+    if value.dtype != fake_value(argument(node, 0, "input")).dtype:  # view(dtype)
+        return dims if len(dims) == value.dim() else None
+    return regroup(dims, shape_of(node))
+
+
+def permute(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = _input(trace, node)
+    return None if dims is None else tuple(dims[d] for d in _dim_args(node, 1, "dims"))
+
+
+def transpose(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = _input(trace, node)
+    if dims is None:
+        return None
+    name = canonical_name(node)
+    if name in ("t", "mT"):
+        first, second = (-2, -1) if len(dims) > 1 else (0, 0)
+    else:
+        first, second = int(argument(node, 1, "dim0")), int(argument(node, 2, "dim1"))
+    out = list(dims)
+    out[first], out[second] = out[second], out[first]
+    return tuple(out)
+
+
+def movedim(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = _input(trace, node)
+    source, target = argument(node, 1, "source"), argument(node, 2, "destination")
+    if dims is None:
+        return None
+    sources = [source] if isinstance(source, int) else list(source)
+    targets = [target] if isinstance(target, int) else list(target)
+    rank = len(dims)
+    moved = {t % rank: s % rank for s, t in zip(sources, targets, strict=True)}
+    rest = iter(d for d in range(rank) if d not in moved.values())
+    return tuple(dims[moved[d]] if d in moved else dims[next(rest)] for d in range(rank))
+
+
+def expand(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = _input(trace, node)
+    if dims is None:
+        return None
+    shape = shape_of(node)
+    dims = ((),) * (len(shape) - len(dims)) + dims
+    return tuple(
+        axis if same_size(axis_size(axis), size) else fresh(size)
+        for axis, size in zip(dims, shape, strict=True)
+    )
+
+
+def repeat(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """`repeat` puts copies one after the other: axis n -> (copies, n)."""
+    dims = _input(trace, node)
+    if dims is None:
+        return None
+    shape = shape_of(node)
+    dims = ((),) * (len(shape) - len(dims)) + dims
+    out: list[Axis] = []
+    for axis, size in zip(dims, shape, strict=True):
+        have = axis_size(axis)
+        if same_size(have, size):
+            out.append(axis)
+        elif not axis:
+            out.append(fresh(size))
+        elif isinstance(have, int) and isinstance(size, int) and have and size % have == 0:
+            out.append(fresh(size // have) + axis)
+        else:
+            return None
+    return tuple(out)
+
+
+def repeat_interleave(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """Each element is repeated in place: axis n -> (n, copies)."""
+    dims, dim = _input(trace, node), argument(node, 2, "dim")
+    copies = argument(node, 1, "repeats")
+    if dims is None or dim is None or is_tensor(copies):
+        return None
+    out = list(dims)
+    out[dim] = dims[dim] + fresh(size_of(fake_value(copies)))
+    return tuple(out)
+
+
+def squeeze_or_unsqueeze(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = _input(trace, node)
+    return None if dims is None else regroup(dims, shape_of(node))
+
+
+def cat(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    tensors = [t for t in argument(node, 0, "tensors") if trace.dims(t) is not None]
+    tensors = [t for t in tensors if fake_value(t).dim() > 1 or shape_of(t) != (0,)]
+    dim = argument(node, 1, "dim", 0)
+    known = [trace.dims(t) for t in tensors]
+    if not known or any(d is None for d in known):
+        return None
+    dim %= len(known[0])  # type: ignore[arg-type]
+    out: list[Axis] = []
+    for position in range(len(known[0])):  # type: ignore[arg-type]
+        axes = [d[position] for d in known if d is not None]
+        if position == dim:
+            out.append(concat(axes))
+        else:
+            for other in axes[1:]:
+                trace.relate(node, axes[0], other)
+            out.append(resolve(axes[0]))
+    return tuple(out)
+
+
+def stack(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    tensors = argument(node, 0, "tensors")
+    dims = broadcast(trace, node, tensors)
+    if dims is None:
+        return None
+    dim = argument(node, 1, "dim", 0) % (len(dims) + 1)
+    return (
+        (*dims[:dim], fresh(len(tensors)), *dims[dim:])
+        if len(tensors) > 1
+        else (*dims[:dim], (), *dims[dim:])
+    )
+
+
+def pad(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims, amounts = _input(trace, node), argument(node, 1, "pad")
+    if dims is None or argument(node, 2, "mode", "constant") != "constant":
+        return None
+    out = list(dims)
+    shape = shape_of(node)
+    for i in range(len(amounts) // 2):
+        before, after = (size_of(fake_value(a)) for a in amounts[2 * i : 2 * i + 2])
+        if before == 0 and not isinstance(after, int):
+            out[-1 - i] = _end_moved(out[-1 - i], shape[-1 - i])
+            continue
+        if any(not isinstance(a, int) or a < 0 for a in (before, after)):
+            return None
+        parts = [fresh(before)] if before else []
+        parts += [out[-1 - i]]
+        parts += [fresh(after)] if after else []
+        out[-1 - i] = concat(parts)
+    return tuple(out)
+
+
+def _end_moved(axis: Axis, size: Size) -> Axis:
+    """An axis padded or cropped at its end by an unknown amount: its first segment is whole if it fits."""
+    first, *rest = segments_of(axis)
+    length = axis_size(first)
+    if rest and isinstance(length, int) and isinstance(size, int) and length < size:
+        return concat([first, fresh(size - length)])
+    return fresh(size)
+
+
+def split(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    x = argument(node, 0, "input")
+    dim = argument(node, 2, "dim", 0)
+    return slices(trace, x, dim, fake_value(node))
+
+
+def unbind(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims, dim = _input(trace, node), argument(node, 1, "dim", 0)
+    if dims is None:
+        return None
+    dim %= len(dims)
+    return [dims[:dim] + dims[dim + 1 :] for _ in fake_value(node)]
+
+
+def reduction(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = _input(trace, node)
+    if dims is None:
+        return None
+    value = fake_value(node)
+    first = 2 if canonical_name(node) in ("linalg_vector_norm", "norm", "quantile") else 1
+    which = argument(node, first, "dim", node.kwargs.get("axis"))
+    which = range(len(dims)) if which is None else [which] if isinstance(which, int) else which
+    reduced = {d % len(dims) for d in which} if len(dims) else set()
+    keep = bool(argument(node, first + 1, "keepdim", False))
+    out = tuple(() if i in reduced else a for i, a in enumerate(dims) if keep or i not in reduced)
+    return [out] * len(value) if isinstance(value, (tuple, list)) else out
+
+
+def linear(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = _input(trace, node)
+    return None if dims is None else (*dims[:-1], fresh(shape_of(node)[-1]))
+
+
+def matmul(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    offset = 1 if canonical_name(node) in ("baddbmm", "addmm") else 0
+    a, b = trace.dims(node.args[offset]), trace.dims(node.args[offset + 1])
+    if a is None or b is None or len(a) < 2 or len(b) < 2:
+        return None
+    if not unify(a[-1], b[-2]):
+        return None
+    rank = max(len(a), len(b))
+    batch: list[Axis] = []
+    for position in range(-rank, -2):
+        axes = [d[position] for d in (a, b) if len(d) >= -position and d[position]]
+        if len(axes) == 2 and not unify(*axes):
+            return None
+        batch.append(axes[0] if axes else ())
+    out = (*batch, a[-2], b[-1])
+    extra = trace.dims(node.args[0]) if offset else None
+    if extra is not None:
+        for axis, other in zip(reversed(out), reversed(extra), strict=False):
+            if axis and other:
+                trace.relate(node, axis, other)
+    return out
+
+
+def einsum(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    equation, *operands = node.args
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    text = str(equation).replace(" ", "")
+    if "->" not in text or "." in text:
+        return None
+    inputs, output = text.split("->")
+    named: dict[str, Axis] = {}
+    for letters, operand in zip(inputs.split(","), operands, strict=True):
+        dims = trace.dims(operand)
+        if dims is None or len(dims) != len(letters):
+            return None
+        for letter, axis in zip(letters, dims, strict=True):
+            if letter in named and not unify(named[letter], axis):
+                return None
+            named.setdefault(letter, axis)
+    return tuple(named[letter] for letter in output)
+
+
+def outer(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    a, b = _input(trace, node), trace.dims(argument(node, 1, "vec2"))
+    return None if a is None or b is None else (*a, *b)
+
+
+def conv(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """A convolution's output axes; those of a patch embed (stride = kernel) are proved grid axes."""
+    dims, name = _input(trace, node), canonical_name(node)
+    kernel = shape_of(argument(node, 1, "weight"))[2:]
+    stride = argument(node, 3, "stride", 1)
+    padding = argument(node, 4, "padding", 0)
+    if dims is None or len(dims) != len(kernel) + 2:
+        return None
+    strides = [stride] * len(kernel) if isinstance(stride, int) else list(stride)
+    paddings = [padding] * len(kernel) if isinstance(padding, (int, str)) else list(padding)
+    patch = (
+        len(kernel) > 1
+        and list(kernel) == strides
+        and not any(p not in (0, "valid") for p in paddings)
+    )
+    origin = f"{name} patch embed" if patch else ""
+    shape = shape_of(node)
+    out: list[Axis] = [dims[0], fresh(shape[1])]
+    for axis, size, k in zip(dims[2:], shape[2:], kernel, strict=True):
+        new = fresh(size, origin=origin)
+        if patch and k == 1 and axis:
+            trace.relate(node, new, axis)
+        out.append(new)
+    return tuple(out)
+
+
+def attention(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    q, k, v = (trace.dims(argument(node, i, n)) for i, n in enumerate(("query", "key", "value")))
+    mask = trace.dims(argument(node, 3, "attn_mask"))
+    if q is None or k is None or v is None or not unify(k[-2], v[-2]):
+        return None
+    for axis, other in zip((k[-2], q[-2]), reversed(mask or ()), strict=False):
+        if axis and other:
+            trace.relate(node, axis, other)
+    trace.relate(node, q[-1], k[-1])
+    return (*q[:-1], v[-1])
+
+
+def meshgrid(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    tensors = node.args[0] if isinstance(node.args[0], (tuple, list)) else node.args
+    known = [trace.dims(t) for t in tensors]
+    if node.kwargs.get("indexing") != "ij" or any(d is None or len(d) != 1 for d in known):
+        return None
+    axes = tuple(d[0] for d in known if d is not None)
+    return [axes for _ in known]
+
+
+def complex_view(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = _input(trace, node)
+    if dims is None:
+        return None
+    return dims[:-1] if canonical_name(node) == "view_as_complex" else (*dims, fresh(2))
+
+
+def embedding(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """Rows of a table by index: `F.embedding(index, table)` and `aten.embedding(table, index)`."""
+    first, second = (
+        node.args[0],
+        node.args[1] if len(node.args) > 1 else argument(node, 1, "weight"),
+    )
+    index = first if not fake_value(first).is_floating_point() else second
+    dims = trace.dims(index)
+    return None if dims is None else (*dims, fresh(shape_of(node)[-1]))
+
+
+_GROUPS: Sequence[tuple[Rule, str]] = (
+    (view, "view reshape flatten unflatten view_as reshape_as ravel"),
+    (squeeze_or_unsqueeze, "squeeze unsqueeze"),
+    (permute, "permute"),
+    (transpose, "transpose t mT"),
+    (movedim, "movedim"),
+    (expand, "expand expand_as broadcast_to"),
+    (repeat, "repeat tile"),
+    (repeat_interleave, "repeat_interleave"),
+    (cat, "cat"),
+    (stack, "stack"),
+    (pad, "pad constant_pad_nd"),
+    (split, "split chunk tensor_split split_with_sizes"),
+    (unbind, "unbind"),
+    (getitem, "getitem"),
+    (narrow, "narrow"),
+    (select, "select"),
+    (
+        reduction,
+        "sum mean amax amin max min any all prod std var norm linalg_vector_norm argmax argmin "
+        "logsumexp",
+    ),
+    (same, "softmax log_softmax layer_norm rms_norm group_norm native_layer_norm normalize"),
+    (linear, "linear"),
+    (matmul, "matmul bmm mm baddbmm addmm"),
+    (einsum, "einsum"),
+    (outer, "outer"),
+    (conv, "conv1d conv2d conv3d"),
+    (attention, "scaled_dot_product_attention"),
+    (meshgrid, "meshgrid"),
+    (complex_view, "view_as_complex view_as_real"),
+    (embedding, "embedding"),
+    (same, "zeros_like ones_like full_like empty_like"),
+    (new_axes, "zeros ones full empty new_zeros new_ones new_full new_empty scalar_tensor"),
+    (new_axes, "arange linspace tensor rand randn logspace"),
+)
+RULES: dict[str, Rule] = {name: rule for rule, names in _GROUPS for name in names.split()}

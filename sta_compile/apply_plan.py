@@ -1,0 +1,101 @@
+"""All edits of a graph, in order: dense flags, conversions, attention operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.fx
+
+from .analysis.axes import axis_size, size_of
+from .analysis.graph_view import GraphView, fake_value
+from .analysis.infer_grid import VideoAttention
+from .analysis.trace_dims import DimTrace
+from .grid_plan import GridPlan
+from .noise_plan import NoisePlan
+from .settings import Settings
+from .rewrite.insert_dense import insert_dense
+from .rewrite.insert_layout import insert_layout
+from .rewrite.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
+from .rewrite.thread_value import ValueThreads
+
+
+def apply_plan(
+    view: GraphView,
+    trace: DimTrace,
+    plans: Sequence[GridPlan],
+    noise: NoisePlan,
+    settings: Settings,
+) -> None:
+    """Edits the graph in place. Nothing in here may fail for a reason that the analysis could have found."""
+    threads = ValueThreads(view)
+    sizes = SizeNodes(trace, threads)
+    dense = None
+    if noise.needed and not all(plan.exact for plan in plans):
+        dense = _dense_flags(view, plans, noise, settings, sizes)
+    flags = FlagNodes(threads, dense)
+    for plan in plans:
+        grid = _grid_numbers(view, plan, sizes)
+        roles = [role for role, _ in plan.sites[0].segments]
+        copies = insert_layout(view, sizes, plan.layout.conversions, grid, plan.spec(roles))
+        for found in plan.sites:
+            owner = view.owner[found.site.node]
+            local = [g if isinstance(g, int) else threads.reach(g, owner) for g in grid]
+            segments = [
+                sizes.of_size(size, owner, found.site.node) for _, size in found.segments
+            ]
+            replace_attention(
+                view,
+                found,
+                plan.spec([role for role, _ in found.segments]),
+                local,
+                segments,
+                flags.key_lengths(found, segments),
+                None if plan.exact else flags.dense(found),
+                copies,
+            )
+
+
+def _grid_numbers(view: GraphView, plan: GridPlan, sizes: SizeNodes) -> list[Number]:
+    """(T, H, W): ints, or nodes of the root graph where the grid stays symbolic."""
+    if plan.grid is not None:
+        return list(plan.grid)
+    first = next(n for n in view.nodes if n.op == "output" and view.owner[n] is view.gm)
+    numbers: list[Number] = []
+    for factor in plan.factors:
+        size = axis_size((factor,))
+        node = size if isinstance(size, int) else sizes.of_axis((factor,), first)
+        if node is None:
+            raise LookupError(f"no value of the graph has the grid axis {size} by itself")
+        numbers.append(node)
+    return numbers if len(numbers) == 3 else [1, *numbers]
+
+
+def _dense_flags(
+    view: GraphView,
+    plans: Sequence[GridPlan],
+    noise: NoisePlan,
+    settings: Settings,
+    sizes: SizeNodes,
+) -> torch.fx.Node | None:
+    q = fake_value(plans[0].sites[0].site.q)
+    output = next(n for n in reversed(view.nodes) if n.op == "output" and view.owner[n] is view.gm)
+    batch = _batch(plans[0].sites[0], noise)
+    return insert_dense(
+        view.gm,
+        noise.fact,
+        noise.convention,
+        settings.dense_above,
+        settings.dense_below,
+        sizes.of_size(batch, view.gm, output),
+        q.device,
+    )
+
+
+def _batch(found: VideoAttention, noise: NoisePlan) -> int:
+    """Samples that have a timestep of their own: the attention's batch, or the timestep's where heads are merged into it."""
+    q = fake_value(found.site.q)
+    if q.dim() == 4:
+        return size_of(q.shape[0])  # type: ignore[return-value]
+    shape = fake_value(noise.fact.node).shape if noise.fact is not None else ()
+    return size_of(shape[0]) if len(shape) else 1  # type: ignore[return-value]

@@ -1,0 +1,95 @@
+"""Process-wide defaults for every option: `sta_compile.config.window = (18, 24, 24)`.
+
+Names, types and defaults are those of `settings.py`; a value is checked when it is set. `options={...}` of
+`torch.compile` beat these, these beat `STA_*` variables. A compiled model follows a change: it compiles again.
+
+    sta_compile.config.window = "full"                       from here on, in every thread
+    with sta_compile.config.patch(window=(18, 24, 24)):      in this thread (or task) only
+        model(x)
+    del sta_compile.config.window                            back to the environment or the default
+
+torch's own config module is not used: what it holds is per thread, so a compile in a worker thread would not see what
+the main thread has set.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from .settings import OPTIONS, env_name, read_option, unknown_option
+
+_process: dict[str, Any] = {}
+_patched: ContextVar[MappingProxyType[str, Any]] = ContextVar(
+    "sta_compile.config", default=MappingProxyType({})
+)
+
+
+def overrides() -> dict[str, Any]:
+    """What has been set or patched; defaults and environment are not in it."""
+    return _process | _patched.get()
+
+
+def snapshot(names: Iterable[str]) -> tuple[Any, ...]:
+    """The set or patched values of `names` (`...` where there is none), to be compared later."""
+    patched = _patched.get()
+    return tuple(patched.get(name, _process.get(name, ...)) for name in names)
+
+
+@contextmanager
+def patch(**values: Any) -> Iterator[None]:
+    """Sets options inside a `with` block or a decorated function, for this thread or task."""
+    token = _patched.set(MappingProxyType({**_patched.get(), **_checked(values)}))
+    try:
+        yield
+    finally:
+        _patched.reset(token)
+
+
+def token_grid(frames: int, rows: int, cols: int) -> Any:
+    """`with sta_compile.token_grid(21, 45, 80): model(x)` declares the grid of video tokens."""
+    return patch(grid=(frames, rows, cols))
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    for name in values:
+        if name not in OPTIONS:
+            raise unknown_option(name, list(OPTIONS))
+    return {name: read_option(name, value, "sta_compile.config") for name, value in values.items()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in OPTIONS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    values = overrides()
+    if name in values:
+        return values[name]
+    text = os.environ.get(env_name(name))
+    return OPTIONS[name].default if text is None else read_option(name, text, "environment")
+
+
+def __dir__() -> list[str]:
+    return [*OPTIONS, "overrides", "patch", "snapshot", "token_grid"]
+
+
+class _Config(ModuleType):
+    """This module's class: checks assignments."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            _process.update(_checked({name: value}))
+
+    def __delattr__(self, name: str) -> None:
+        if name not in OPTIONS:
+            raise unknown_option(name, list(OPTIONS))
+        _process.pop(name, None)
+
+
+sys.modules[__name__].__class__ = _Config

@@ -1,0 +1,139 @@
+"""What will be done with the attentions over each token grid of a graph: tiling, window, layout, and the operator's spec."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import torch.fx
+
+from . import _torch
+from .analysis.axes import Axis, Size, resolve
+from .analysis.infer_grid import Refusal, VideoAttention
+from .analysis.propagate_layout import LayoutPlan, propagate_layout
+from .analysis.trace_dims import DimTrace
+from .ir.attention_spec import AttentionSpec, Triple
+from .planning.choose_tiles import Plan, plan_attention
+from .planning.cut_layout import LayoutConflict
+from .report import ReplacedSite
+from .settings import Settings
+
+
+@dataclass(frozen=True, eq=False)
+class GridPlan:
+    """The attentions over one token axis.
+
+    grid: (T, H, W) in tokens and plan: its tiling and window; both None for a grid that stays symbolic.
+    """
+
+    axis: Axis
+    factors: Axis
+    evidence: str
+    sites: tuple[VideoAttention, ...]
+    grid: Triple | None
+    plan: Plan | None
+    settings: Settings
+    layout: LayoutPlan = field(default_factory=lambda: LayoutPlan((), 0))
+
+    @property
+    def exact(self) -> bool:
+        return self.plan.is_full if self.plan is not None else self.settings.window == "full"
+
+    def spec(self, roles: Sequence[str]) -> str:
+        """Text of the AttentionSpec for attentions whose segments have these roles."""
+        kernel = self.settings.kernel
+        if self.plan is None:
+            return AttentionSpec(
+                roles=tuple(roles),
+                request=self.settings.window,
+                tile=self.settings.tile,
+                min_tokens=self.settings.min_tokens,
+                kernel=kernel,
+            ).text()
+        window = "full" if self.plan.is_full else self.plan.window.tiles
+        return AttentionSpec(
+            roles=tuple(roles), tiles=self.plan.tiling.tiles, window=window, kernel=kernel
+        ).text()
+
+    def report(self, kernel: str) -> list[ReplacedSite]:
+        """One row per attention."""
+        plan = self.plan
+        return [
+            ReplacedSite(
+                name=site.site.name,
+                grid=self.grid,
+                segments=tuple(
+                    (role, size if isinstance(size, int) else None) for role, size in site.segments
+                ),
+                tiles=plan.tiling.tiles if plan is not None else None,
+                tile=plan.tiling.extents if plan is not None else None,
+                window=plan.window.effective(plan.tiling) if plan is not None else None,
+                kept=plan.kept if plan is not None else None,
+                kernel=kernel,
+            )
+            for site in self.sites
+        ]
+
+
+def plan_grids(
+    gm: torch.fx.GraphModule, found: Sequence[VideoAttention], settings: Settings
+) -> tuple[list[GridPlan], list[Refusal]]:
+    """Tiling and window of each grid. A symbolic grid is specialised by a guard, unless this is the last compile that the
+    recompile limit allows, which then has to serve every other grid."""
+    by_axis: dict[Axis, list[VideoAttention]] = {}
+    for attention in found:
+        by_axis.setdefault(resolve(attention.grid.axis), []).append(attention)
+    plans, refused = [], []
+    for axis, sites in by_axis.items():
+        grid = _known(gm, sites[0].grid.shape)
+        if grid is not None and prod(grid) < settings.min_tokens:
+            refused += [_short(site.site.name, prod(grid), settings) for site in sites]
+            continue
+        plan = None if grid is None else plan_attention(grid, settings.window, settings.tile)
+        first = sites[0].grid
+        plans.append(
+            GridPlan(axis, first.factors, first.evidence, tuple(sites), grid, plan, settings)
+        )
+    return plans, refused
+
+
+def _known(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Triple | None:
+    if not all(isinstance(size, int) for size in shape) and _torch.last_compile_of_frame():
+        return None
+    env: Any = _torch.shape_env_of(gm)
+    t, h, w = (_torch.specialise(size, env) for size in shape)
+    return (t, h, w)
+
+
+def _short(name: str, tokens: int, settings: Settings) -> Refusal:
+    return Refusal(
+        name,
+        f"{tokens} video tokens are fewer than min_tokens={settings.min_tokens}, so attention stays exact",
+        f"pass options={{'min_tokens': {tokens}}} to make it sparse all the same",
+    )
+
+
+def plan_layouts(
+    trace: DimTrace, plans: Sequence[GridPlan], settings: Settings
+) -> tuple[list[GridPlan], list[Refusal]]:
+    """Where tokens are reordered, grid by grid."""
+    done, refused = [], []
+    for plan in plans:
+        try:
+            layout = propagate_layout(
+                trace, plan.axis, plan.sites, around_sites=settings.layout == "site"
+            )
+        except LayoutConflict:
+            refused += [
+                Refusal(
+                    site.site.name,
+                    "its tokens are written in place where they must be in raster order",
+                    "write the model without in-place operations on video tokens",
+                )
+                for site in plan.sites
+            ]
+            continue
+        done.append(replace(plan, layout=layout))
+    return done, refused

@@ -1,0 +1,128 @@
+"""How one option's value is read, from Python or from text: "18,24,24" and (18, 24, 24) are the same window.
+
+A reader takes what a user wrote and returns the one canonical form, or raises ValueError with what the option takes.
+Text is what environment variables and the command line hold; the same reader serves all sources.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+Reader = Callable[[Any], Any]
+
+_RANGE = re.compile(r"^\s*([-+0-9.e]+?)\s*\.\.\s*([-+0-9.e]+)\s*$", re.IGNORECASE)
+_NONE = ("none", "null", "")
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+NOISE_WORDS = ("auto", "reversed", "log_sigma")
+
+
+def triple(value: Any) -> tuple[int, int, int]:
+    """(frames, rows, cols), each at least 1; "21,45,80" and "21x45x80" are read as well."""
+    if isinstance(value, str):
+        value = [int(part) for part in re.split(r"[x,]", value.strip("() "))]
+    a, b, c = (operator.index(part) for part in value)
+    if min(a, b, c) < 1:
+        raise ValueError
+    return (a, b, c)
+
+
+def triple_or(*words: str) -> Reader:
+    """A triple or one of the words."""
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str) and value.strip().lower() in words:
+            return value.strip().lower()
+        return triple(value)
+
+    return read
+
+
+def optional_triple(value: Any) -> tuple[int, int, int] | None:
+    """A triple; None and "auto" are None."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in (*_NONE, "auto")):
+        return None
+    return triple(value)
+
+
+def level(value: Any) -> float:
+    """A noise level in 0..1."""
+    if isinstance(value, bool):
+        raise ValueError
+    number = float(value)
+    if not 0.0 <= number <= 1.0:
+        raise ValueError
+    return number
+
+
+def optional_level(value: Any) -> float | None:
+    """A noise level in 0..1 or None."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
+        return None
+    return level(value)
+
+
+def count(value: Any) -> int:
+    """A whole number, at least 0."""
+    if isinstance(value, bool):
+        raise ValueError
+    number = int(value) if isinstance(value, str) else operator.index(value)
+    if number < 0:
+        raise ValueError
+    return number
+
+
+def flag(value: Any) -> bool:
+    """True or False, or the words that environment variables use for them."""
+    word = str(value).strip().lower()
+    if isinstance(value, bool) or (isinstance(value, str) and word in (*_YES, *_NO)):
+        return word in _YES
+    raise ValueError
+
+
+def name(value: Any) -> str:
+    """A non-empty name."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError
+    return value.strip()
+
+
+def one_of(*words: str) -> Reader:
+    """One of the words."""
+
+    def read(value: Any) -> str:
+        if isinstance(value, str) and value.strip().lower() in words:
+            return value.strip().lower()
+        raise ValueError
+
+    return read
+
+
+def noise_range(value: Any) -> tuple[float, float] | None:
+    """(a, b) of "a..b": the timestep is a at noise level 0 and b at level 1. None for any other convention."""
+    found = _RANGE.match(value) if isinstance(value, str) else None
+    if found is None:
+        return None
+    low, high = float(found[1]), float(found[2])
+    if low == high or not math.isfinite(low) or not math.isfinite(high):
+        raise ValueError
+    return low, high
+
+
+def noise(value: Any) -> str | Callable[[Any], Any]:
+    """A noise convention: a word, a range "a..b" or a function of the timestep tensor."""
+    if isinstance(value, str):
+        span = noise_range(value)
+        if span is not None:
+            return f"{span[0]:.12g}..{span[1]:.12g}"
+        word = value.strip().lower()
+        if word in NOISE_WORDS:
+            return word
+    elif callable(value):
+        checked: Callable[[Any], Any] = value
+        return checked
+    raise ValueError

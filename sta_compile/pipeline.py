@@ -1,0 +1,176 @@
+"""The stages of the compiler, in order. This is the page to read first.
+
+    graph view -> dimension trace -> attention sites -> token grids -> tilings and windows -> layout -> noise level
+    ---- facts above, edits below; a refusal above drops a site, never the model ----
+    -> dense flags -> conversions -> attention operators -> verify
+
+`rewrite` takes a Dynamo graph and edits it in place. If a stage fails the graph is as it was, and the report says why.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.fx
+
+from . import _torch
+from .analysis.find_attention import find_attention
+from .analysis.graph_view import GraphView
+from .analysis.infer_grid import GridInference, Refusal, VideoAttention
+from .analysis.trace_dims import trace_dims
+from .errors import StaError, StrictError
+from .grid_plan import plan_grids, plan_layouts
+from .noise_plan import plan_noise
+from .report import RefusedSite, Report
+from .apply_plan import apply_plan
+from .rewrite.repair_views import repair_views
+from .rewrite.verify import record, verify
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+class _Stages:
+    """Times the stages of one graph into its report."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.report.seconds[name] = time.perf_counter() - start
+
+
+def rewrite(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, *, kernel: str = ""
+) -> tuple[torch.fx.GraphModule, Report]:
+    """Replaces what can be replaced in a Dynamo graph, in place, and reports.
+
+    kernel: name of what will run the attention, for the report. Raises StaError for a user's mistake in the settings, and
+    StrictError if `strict` is set and an attention over a known grid stays as it is.
+    """
+    root = _torch.root_module()
+    report = Report(name=_name(gm, root), settings=settings.to_dict())
+    stage = _Stages(report)
+    saved = _Saved(gm)
+    try:
+        _rewrite(gm, example_inputs, settings, report, stage, root, kernel)
+    except StaError:
+        saved.restore()
+        raise
+    except Exception as error:  # a model that we can't improve never raises: it runs as plain inductor would
+        log.exception("rewriting %s failed; it runs unchanged", report.name)
+        saved.restore()
+        _give_up(report, f"an internal error: {type(error).__name__}: {error}")
+    if settings.strict and any(site.self_attention for site in report.refused):
+        site = next(s for s in report.refused if s.self_attention)
+        raise StrictError(f"{site.name} can't be replaced: {site.reason}. {site.hint}")
+    _save_artifact(report)
+    return gm, report
+
+
+def _rewrite(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Settings,
+    report: Report,
+    stage: _Stages,
+    root: torch.nn.Module | None,
+    kernel: str,
+) -> None:
+    with stage("view graph"):
+        view = GraphView(gm)
+    with stage("trace dimensions"):
+        trace = trace_dims(view)
+    with stage("find attention"):
+        sites = find_attention(view)
+    with stage("infer grid"):
+        inference = GridInference(trace, settings.grid)
+        answers = [inference.classify(site) for site in sites]
+        found = [a for a in answers if isinstance(a, VideoAttention)]
+        refused = [a for a in answers if isinstance(a, Refusal)]
+        if found:  # beside a known grid, attention without one is over text
+            refused = [r for r in refused if r.over_grid]
+    with stage("plan"):
+        planned, too_short = plan_grids(gm, found, settings)
+        refused += too_short
+    with stage("plan layout"):
+        planned, conflicts = plan_layouts(trace, planned, settings)
+        refused += conflicts
+    with stage("find noise level"):
+        noise = plan_noise(view, settings, example_inputs, root)
+    report.refused += [RefusedSite(r.name, r.reason, r.hint) for r in refused]
+    if not planned:
+        report.reason, report.hint = _nothing(len(sites), refused)
+        return
+    report.noise = noise.report()
+    with stage("rewrite"):
+        before = record(gm)
+        apply_plan(view, trace, planned, noise, settings)
+    with stage("verify"):
+        violations = repair_views(verify(gm, before), before)
+        if violations:
+            raise RuntimeError("; ".join(v.message for v in violations[:3]))
+        _recompile(gm)
+    for grid in planned:
+        report.replaced += grid.report(kernel)
+        report.conversions += grid.layout.logical
+
+
+def _nothing(sites: int, refused: Sequence[Refusal]) -> tuple[str, str]:
+    """Why a graph was left to inductor, and what to do."""
+    if refused:
+        return refused[0].reason, refused[0].hint
+    if sites:
+        return "its attention is not self-attention over video tokens", "nothing to do"
+    return (
+        "it has no attention in this graph",
+        "if the model has attention, a graph break or a custom operator hides it: try fullgraph=True, and attention "
+        "through torch.nn.functional.scaled_dot_product_attention",
+    )
+
+
+def _give_up(report: Report, reason: str) -> None:
+    report.replaced.clear()
+    report.conversions = 0
+    report.reason, report.hint = reason, "please report this model; it runs as with inductor"
+
+
+def _name(gm: torch.fx.GraphModule, root: torch.nn.Module | None) -> str:
+    return type(root).__name__ if root is not None else type(gm).__name__
+
+
+def _bodies(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    return [m for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]
+
+
+def _recompile(gm: torch.fx.GraphModule) -> None:
+    for module in _bodies(gm):
+        module.recompile()
+
+
+class _Saved:
+    """The graphs of a module and its bodies, to be put back if a stage fails."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self.graphs = [(module, copy.deepcopy(module.graph)) for module in _bodies(gm)]
+
+    def restore(self) -> None:
+        for module, graph in self.graphs:
+            module.graph = graph
+
+
+def _save_artifact(report: Report) -> None:
+    """Under TORCH_TRACE the report stands beside the graphs, for tlparse."""
+    _torch.save_artifact("sta_report", lambda: json.dumps(report.to_dict()))

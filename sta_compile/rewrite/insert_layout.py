@@ -1,0 +1,49 @@
+"""Writes the conversions of a layout plan into the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.fx
+
+from ..analysis.graph_view import GraphView
+from ..analysis.propagate_layout import Conversion
+from .replace_attention import SizeNodes
+from .tile_order import emit_tile
+
+
+def insert_layout(
+    view: GraphView,
+    sizes: SizeNodes,
+    conversions: Sequence[Conversion],
+    grid: Sequence[int | torch.fx.Node],
+    spec: str,
+) -> dict[tuple[torch.fx.Node, torch.fx.Node], torch.fx.Node]:
+    """Converts each value before the first of its readers, and makes them read the copy.
+
+    Returns the copies by (reader, value): an attention of several nodes reads q only through the copy it is given.
+
+    grid: (T, H, W), ints or nodes of the root graph; spec: text of an AttentionSpec with the tiling.
+    """
+    copies = {}
+    for conversion in conversions:
+        value = conversion.value
+        owner = view.owner[value]
+        first = min(conversion.readers, key=view.position.__getitem__)
+        offset = sizes.of_size(conversion.offset, owner, first)
+        local = [g if isinstance(g, int) else sizes.threads.reach(g, owner) for g in grid]
+        with value.graph.inserting_before(first):
+            copy = emit_tile(
+                value.graph,
+                value,
+                conversion.dim,
+                offset,
+                local,
+                spec,
+                conversion.to_tile,
+                like=first,
+            )
+        for reader in conversion.readers:
+            reader.replace_input_with(value, copy)
+            copies[reader, value] = copy
+    return copies

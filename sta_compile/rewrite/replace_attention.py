@@ -1,0 +1,220 @@
+"""Puts `sta::attention` in the place of an attention that was proved to be over a token grid."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+
+from .. import _torch
+from ..analysis.axes import Axis, Size, resolve, same_size, size_of
+from ..analysis.graph_view import GraphView, fake_value, is_inplace
+from ..analysis.infer_grid import ContextLengths, VideoAttention
+from ..analysis.trace_dims import DimTrace
+from .fake_values import add_call
+from .thread_value import ValueThreads
+
+Number = int | torch.fx.Node
+
+
+class SizeNodes:
+    """Nodes that hold sizes: ints where known, else `x.size(dim)` of a value that has such an axis."""
+
+    def __init__(self, trace: DimTrace, threads: ValueThreads) -> None:
+        self.trace, self.view, self.threads = trace, trace.view, threads
+        self._env = _torch.shape_env_of(self.view.gm)
+        self._known: dict[tuple[Size, torch.fx.GraphModule], torch.fx.Node] = {}
+
+    def of_axis(self, axis: Axis, before: torch.fx.Node) -> torch.fx.Node | None:
+        """The length of an axis, read in the root graph before a node; None if no value there has it alone."""
+        wanted = resolve(axis)
+        limit = self.view.position.get(before, len(self.view.nodes))
+        for node in self.view.nodes:
+            if self.view.owner[node] is not self.view.gm or self.view.position[node] >= limit:
+                continue
+            dims = self.trace.dims(node)
+            for dim, candidate in enumerate(dims or ()):
+                if candidate == wanted:
+                    return self._size_node(node, dim)
+        return None
+
+    def of_size(
+        self, size: Size, owner: torch.fx.GraphModule, before: torch.fx.Node
+    ) -> Number:
+        """A number known as an expression, as a node of `owner` from a value before `before` that has a dimension of it."""
+        size = _torch.simplified(size, self._env)
+        if isinstance(size, int):
+            return size
+        if (size, owner) in self._known:
+            return self._known[size, owner]
+        for node in owner.graph.nodes:
+            if node is before:
+                break
+            value = fake_value(node)
+            if not isinstance(value, torch.Tensor):
+                continue
+            for dim, candidate in enumerate(value.shape):
+                if same_size(size_of(candidate), size):
+                    self._known[size, owner] = self._size_node(node, dim)
+                    return self._known[size, owner]
+        raise LookupError(f"no value has a dimension of {sympy.sstr(size)} before {before.name}")
+
+    def _size_node(self, node: torch.fx.Node, dim: int) -> torch.fx.Node:
+        following = node.next
+        while following.op == "placeholder":
+            following = following.next
+        if (
+            following.op == "call_method"
+            and following.target == "size"
+            and following.args == (node, dim)
+        ):
+            return following
+        with node.graph.inserting_before(following):
+            return add_call(node.graph, "call_method", "size", (node, dim), like=node)
+
+
+def replace_attention(
+    view: GraphView,
+    found: VideoAttention,
+    spec: str,
+    grid: Sequence[Number],
+    segments: Sequence[Number],
+    key_lengths: torch.fx.Node | None,
+    dense: torch.fx.Node | None,
+    copies: Mapping[tuple[torch.fx.Node, torch.fx.Node], torch.fx.Node],
+) -> torch.fx.Node:
+    """Rewires the readers of an attention to `sta::attention` and removes what nothing reads any more.
+
+    grid: (T, H, W); segments: tokens per segment; key_lengths: int32 [batch, context segments]; dense: bool [batch]. All
+    nodes belong to the site's graph; copies: operands in tile order by (site node, value). Returns the node of the new output, which has the old one's shape and dtype.
+    """
+    site = found.site
+    graph, old = site.node.graph, site.node
+    dtype = fake_value(old).dtype
+
+    def call(op: str, target: Any, *args: Any) -> torch.fx.Node:
+        return add_call(graph, op, target, args, like=old)
+
+    def operand(node: torch.fx.Node, transposed: bool = False) -> torch.fx.Node:
+        node = copies.get((old, node), node)
+        if transposed:
+            node = call("call_method", "transpose", node, -1, -2)
+        if fake_value(node).dim() == 3:  # [batch * heads, tokens, head_dim]
+            node = call("call_method", "unsqueeze", node, 1)
+        if fake_value(node).dtype != dtype:  # what autocast does to SDPA's inputs
+            node = call("call_method", "to", node, dtype)
+        return node
+
+    with graph.inserting_before(old):
+        q, k, v = operand(site.q), operand(site.k, site.key_transposed), operand(site.v)
+        result = call(
+            "call_function",
+            torch.ops.sta.attention.default,
+            q,
+            k,
+            v,
+            key_lengths,
+            dense,
+            list(segments),
+            list(grid),
+            spec,
+            site.scale,
+        )
+        out = call("call_function", operator.getitem, result, 0)
+        if fake_value(old).dim() == 3:
+            out = call("call_method", "squeeze", out, 1)
+    old.replace_all_uses_with(out)
+    _erase_unread(old)
+    view.owner[out] = view.owner[old]
+    return out
+
+
+def _erase_unread(node: torch.fx.Node) -> None:
+    """Removes a node without readers, then what only it read."""
+    stack = [node]
+    while stack:
+        unread = stack.pop()
+        if unread.users or unread.op not in ("call_function", "call_method") or is_inplace(unread):
+            continue
+        inputs = list(unread.all_input_nodes)
+        unread.graph.erase_node(unread)
+        stack += inputs
+
+
+class FlagNodes:
+    """Per-sample arguments of the attentions of one graph: dense flags and valid context lengths, each made once."""
+
+    def __init__(self, threads: ValueThreads, dense: torch.fx.Node | None) -> None:
+        self.threads, self.view, self.dense_root = threads, threads.view, dense
+        self._lengths: dict[tuple[torch.fx.Node, torch.fx.GraphModule, int], torch.fx.Node] = {}
+        self._any: dict[torch.fx.GraphModule, torch.fx.Node] = {}
+
+    def dense(self, found: VideoAttention) -> torch.fx.Node | None:
+        """The dense flags of a site, bool [batch]; a batch that is not the model's own is dense if any sample is."""
+        if self.dense_root is None:
+            return None
+        site = found.site
+        flags = self.threads.reach(self.dense_root, self.view.owner[site.node])
+        batch = fake_value(site.q).shape[0]
+        if same_size(size_of(fake_value(flags).shape[0]), size_of(batch)) and (
+            fake_value(site.q).dim() == 4
+        ):
+            return flags
+        graph = site.node.graph
+        with graph.inserting_before(site.node):
+            size = (
+                batch
+                if isinstance(batch, int)
+                else add_call(graph, "call_method", "size", (site.q, 0), like=site.node)
+            )
+            one = add_call(graph, "call_method", "any", (flags,), like=site.node)
+            return add_call(graph, "call_method", "expand", (one, size), like=site.node)
+
+    def key_lengths(
+        self, found: VideoAttention, segments: Sequence[Number]
+    ) -> torch.fx.Node | None:
+        """Valid tokens of each context segment, int32 [batch, context segments]."""
+        if found.lengths is None:
+            return None
+        site, lengths = found.site, found.lengths
+        owner, graph = self.view.owner[site.node], site.node.graph
+        limit = self.threads.reach(lengths.limit, owner)
+        contexts = [n for (role, _), n in zip(found.segments, segments, strict=True) if role == "context"]
+        key = (limit, owner, len(contexts))
+        if key not in self._lengths:
+            with graph.inserting_before(site.node):
+                self._lengths[key] = self._emit_lengths(site.node, site.q, limit, lengths, contexts)
+        return self._lengths[key]
+
+    def _emit_lengths(
+        self,
+        node: torch.fx.Node,
+        q: torch.fx.Node,
+        limit: torch.fx.Node,
+        lengths: ContextLengths,
+        contexts: Sequence[Number],
+    ) -> torch.fx.Node:
+        graph = node.graph
+
+        def method(target: str, *args: Any) -> torch.fx.Node:
+            return add_call(graph, "call_method", target, args, like=node)
+
+        batch = method("size", q, 0)
+        start = _torch.simplified(lengths.start, _torch.shape_env_of(self.view.gm))
+        if not isinstance(start, int):
+            total = method("size", q, 2)
+            last = contexts[-1]
+            start = add_call(graph, "call_function", operator.sub, (total, last), like=node)
+        flat = method("expand", method("reshape", limit, -1), batch)
+        valid = method("clamp", method("sub", flat, start), 0)
+        columns = [
+            method("expand", method("new_full", valid, (1,), width), batch)
+            for width in contexts[:-1]
+        ]
+        stacked = add_call(graph, "call_function", torch.stack, ([*columns, valid], 1), like=node)
+        return method("to", stacked, torch.int32)
+

@@ -1,0 +1,60 @@
+"""Says aloud, once per model, what became approximate or why nothing did."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+
+import torch
+
+from .report import Report
+
+_said: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_functions_said: set[str] = set()
+
+
+def say(report: Report, model: torch.nn.Module | None, at_graph_break: bool) -> None:
+    """Warns unless this model was spoken of already.
+
+    A graph that ends at a graph break and holds no attention says nothing of the model: its attention may be in the
+    graphs that follow.
+    """
+    if at_graph_break and not report.replaced and not report.refused:
+        return
+    if model is not None:
+        if model in _said:
+            return
+        _said.add(model)
+    else:
+        text = report.summary()
+        if text in _functions_said:
+            return
+        _functions_said.add(text)
+    _warn(report.summary())
+
+
+def _warn(text: str) -> None:
+    """A UserWarning at the user's call. Its registry is its own: Python shows a text only once per line of code by
+    default, and a second model compiled by the same loop would stay silent."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, registry={})
+
+
+def _is_library(module: str) -> bool:
+    return module.split(".")[0] in (
+        "torch",
+        "sta_compile",
+        "diffusers",
+        "accelerate",
+        "contextlib",
+        "functools",
+    )
+
+
+def forget() -> None:
+    """Every model is new again."""
+    _said.clear()
+    _functions_said.clear()
