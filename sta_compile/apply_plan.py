@@ -13,11 +13,11 @@ from .analysis.infer_grid import VideoAttention
 from .analysis.trace_dims import DimTrace
 from .grid_plan import GridPlan
 from .noise_plan import NoisePlan
-from .settings import Settings
 from .rewrite.insert_dense import insert_dense
 from .rewrite.insert_layout import insert_layout
 from .rewrite.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
 from .rewrite.thread_value import ValueThreads
+from .settings import Settings
 
 
 def apply_plan(

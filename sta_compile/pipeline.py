@@ -25,11 +25,11 @@ from .analysis.find_attention import find_attention
 from .analysis.graph_view import GraphView
 from .analysis.infer_grid import GridInference, Refusal, VideoAttention
 from .analysis.trace_dims import trace_dims
+from .apply_plan import apply_plan
 from .errors import StaError, StrictError
 from .grid_plan import plan_grids, plan_layouts
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
-from .apply_plan import apply_plan
 from .rewrite.repair_views import repair_views
 from .rewrite.verify import record, verify
 from .settings import Settings
