@@ -34,6 +34,7 @@ def sta(
     from .pipeline import rewrite
     from .report import Report, record
     from .settings import OPTIONS, Settings
+    from .warm_kernels import warm_kernels
 
     settings, patches = Settings.resolve(options)
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
@@ -48,6 +49,9 @@ def sta(
         )
     else:
         gm, report = rewrite(gm, example_inputs, settings, kernel=_kernel(example_inputs, settings))
+        if report.replaced:
+            with report.stage("build kernels"):
+                warm_kernels(gm)
     record(report)
     warn_once.say(report, model, _torch.ends_at_graph_break(gm))
     return _torch.compile_with_inductor(
@@ -95,7 +99,11 @@ def _kernel(example_inputs: Sequence[Any], settings: Any) -> str:
 def _source_hash() -> str:
     """Hash of the package's own sources: compiled artifacts call our operators, so a new version must not find old ones."""
     digest = hashlib.sha256()
-    stack = [files("sta_compile"), files("sta_compile.codegen"), files("sta_compile.cutlass_templates")]
+    stack = [
+        files("sta_compile"),
+        files("sta_compile.codegen"),
+        files("sta_compile.cutlass_templates"),
+    ]
     while stack:
         for entry in sorted(stack.pop().iterdir(), key=lambda e: e.name):
             if entry.is_dir():
