@@ -174,6 +174,8 @@ class LayoutBuilder:
             return True
         if any(self.values.scattered(n) for n in [*inputs, node]):
             return True
+        if holding and self.values.order_bound(node):
+            return True
         if is_inplace(node):
             target = node.args[0]
             return not isinstance(target, torch.fx.Node) or self._place(target) is None
