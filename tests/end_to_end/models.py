@@ -66,8 +66,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Family:
-    """build: size -> (model, inputs). attention: module paths, {} the layer. clean, noisy: timesteps at noise level 0.9 and 0.98
-    in the convention `noise`."""
+    """build: size -> (model, inputs). attention: module paths, {} the layer.
+
+    clean, noisy: timesteps at noise level 0.9 and 0.98 in the convention `noise`.
+    """
 
     name: str
     build: Callable[[Size], tuple[nn.Module, Inputs]]

@@ -70,8 +70,9 @@ MOCHI = type(FAMILIES["mochi"].case(1, (1, 2, 2), 2).model)  # attends sample by
 
 
 @every_model
-@pytest.mark.parametrize("grid", GRIDS, ids=lambda grid: "x".join(map(str, grid)))
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "grid"), [(1, FIRST), (2, (7, 13, 17)), (1, (6, 8, 8)), (2, (4, 7, 7))]
+)
 def test_windowed_attention(family, batch, grid):
     case = family.case(batch, grid)
     wanted = {
@@ -138,9 +139,9 @@ def test_autocast_with_norms_in_fp32(family):
     assert relative_error(exact, precise) > 2 * rounding
 
 
-@every_model
-def test_half_precision_weights(family):
-    case = family.case(1, FIRST)
+@pytest.mark.parametrize("name", ["wan", "hunyuan", "cogvideox_5b", "cosmos"])
+def test_half_precision_weights(name):
+    case = FAMILIES[name].case(1, FIRST)
     precise_inputs = case.inputs
     variants = {"sparse": options(FIRST)}
     reference = compile_variants(case.model, precise_inputs, variants)["sparse"]
