@@ -1,1 +1,4 @@
-"""Kernel source: what to compute in, source and launch parameters out. Installed as `sta_compile.codegen`."""
+"""Kernel source for the GPU at hand: which emitter, which blocks, what code.
+
+Modules here import neither torch nor triton; kernels below `triton/` do, and are imported lazily.
+"""

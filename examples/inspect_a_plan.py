@@ -1,6 +1,6 @@
 """How is a grid cut into tiles, and what does a window keep? No model and no GPU needed.
 
-    python examples/inspect_a_plan.py 21x45x80 15,24,24 --picture window.png
+python examples/inspect_a_plan.py 21x45x80 15,24,24 --picture window.png
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     for axis, name in enumerate(("frames", "rows", "cols")):
         sizes = " ".join(map(str, tiling.sizes(axis)))
         kept_tiles = window.effective(tiling)[axis]
-        table.add_row(
-            name, str(args.grid[axis]), str(tiling.tiles[axis]), sizes, str(kept_tiles)
-        )
+        table.add_row(name, str(args.grid[axis]), str(tiling.tiles[axis]), sizes, str(kept_tiles))
     console = Console()
     console.print(table)
     console.print(f"{plan.kept:.1%} of all (query, key) pairs are kept")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import ops as _ops  # registers torch.ops.sta
+from . import ops as _ops  # noqa: F401  registers torch.ops.sta
 from ._version import __version__
 from .errors import StaError
 

@@ -79,7 +79,7 @@ def _explain(args: argparse.Namespace) -> int:
     import torch
 
     from .explanation import explain
-    from .video_models import build, latent_of, make_inputs, without_weights
+    from .video_models import build, first_timestep, latent_of, make_inputs, without_weights
 
     try:
         size = triple(args.size)
@@ -99,6 +99,7 @@ def _explain(args: argparse.Namespace) -> int:
         found = explain(model, options=options, timesteps=timesteps or None, fullgraph=True)(
             **inputs
         )
+    found = found.knowing_noise(model, first_timestep(args.model))
     _show(found.to_dict() if args.json else found, args.json)
     return 0 if found.replaced else 1
 

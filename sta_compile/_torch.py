@@ -51,6 +51,34 @@ def specialise(size: Any, shape_env: Any) -> int:
     return int(shape_env.create_symintnode(size, hint=None))
 
 
+def simplified(size: Any, shape_env: Any) -> Any:
+    """A size with what guards have made known of it: constants, and symbols that are equal to an expression."""
+    if isinstance(size, int):
+        return size
+    expr = shape_env.simplify(size)
+    equal = _equalities(shape_env)
+    if expr.free_symbols & equal.keys():
+        expr = shape_env.simplify(expr.xreplace(equal))
+    return int(expr) if expr.is_Integer else expr
+
+
+def _equalities(shape_env: Any) -> dict[Any, Any]:
+    """Symbols that a guard equates with an expression: a rope table's length with the product of the grid's axes."""
+    import sympy
+
+    count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
+    if count != len(shape_env.guards):
+        equal = {}
+        for guard in shape_env.guards:
+            if isinstance(guard.expr, sympy.Eq):
+                for symbol, other in (guard.expr.args, guard.expr.args[::-1]):
+                    known = symbol in equal or symbol in other.free_symbols
+                    if symbol.is_Symbol and other.free_symbols and not other.is_Symbol and not known:
+                        equal[symbol] = other
+        shape_env._sta_equalities = (len(shape_env.guards), equal)
+    return dict(equal)
+
+
 def shape_env_of(gm: torch.fx.GraphModule) -> Any:
     """The shape environment of a graph's fake values; None if it has no fake tensor."""
     for node in gm.graph.nodes:

@@ -56,7 +56,8 @@ def trace(
 def unwrap(model: Callable[..., Any]) -> Callable[..., Any]:
     """The model inside `torch.compile(model)`; one compiled in place is its own."""
     inner: Callable[..., Any] | None = getattr(model, "_orig_mod", None)
-    return inner or getattr(model, "_torchdynamo_orig_callable", model)
+    original: Callable[..., Any] = getattr(model, "_torchdynamo_orig_callable", model)
+    return inner or original
 
 
 class _Finished(Exception):

@@ -12,6 +12,8 @@ from ._version import __version__
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from .ir.target import Target
+
 # distribution -> what is missing without it
 PACKAGES = {
     "torch": "nothing works",
@@ -98,13 +100,27 @@ def _entry_point() -> str:
 def _devices() -> list[Device]:
     import torch
 
-    from .runtime.target import detect, kernels
+    from .runtime.target import detect
 
     names = ["cpu"]
-    if torch.cuda.is_available():
-        names = [f"cuda:{index}" for index in range(torch.cuda.device_count())] + names
-    devices = []
-    for name in names:
-        target = detect(torch.device(name))
-        devices.append(Device(name, str(target), kernels(target)))
-    return devices
+    for kind in ("cuda", "xpu", "mps"):
+        module = getattr(torch, kind, None)
+        if module is not None and module.is_available():
+            names += [f"{kind}:{index}" for index in range(module.device_count())]
+    return [_examine_device(name, detect(torch.device(name))) for name in names]
+
+
+def _examine_device(name: str, target: Target) -> Device:
+    from .codegen.emitter import Problem
+    from .codegen.select import EMITTERS
+
+    # A usual call: bf16, heads of 128, tiles of 384 queries.
+    problem = Problem(target, "bf16", 128, 0, "", False, 128**-0.5, ((384, 1),))
+    kernels = {}
+    for emitter in EMITTERS:
+        loads = getattr(emitter, "loads", "")
+        kernels[f"{emitter.name} ({loads})" if loads else emitter.name] = emitter.refuse(problem)
+    slow = "" if target.kind == "cpu" else "only with options={'kernel': 'reference'}: it is slow"
+    kernels["reference"] = slow
+    memory = f", {target.shared_memory // 1024} KiB shared memory" if target.shared_memory else ""
+    return Device(name, f"{target.name}{memory}", kernels)

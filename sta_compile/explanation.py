@@ -9,7 +9,7 @@ else in the process changes: compiled models stay compiled, `reports()` stays as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .report import NoiseReport, RefusedSite, ReplacedSite, Report
@@ -47,7 +47,7 @@ class Schedule:
         count, total = sum(self.dense), len(self.dense)
         share = count / total if total else 1.0
         return (
-            f"dense steps: {count} of {total} ({_listed(self.dense_steps)}), noise {self.convention}\n"
+            f"dense steps: {count} of {total} ({_listed(self.dense_steps)})\n"
             f"attention over the run: at most {self.speedup:.2f}x "
             f"= 1 / (d + (1 - d) * kept), d = {share:.2f}, kept = {self.kept:.3f}"
         )
@@ -114,6 +114,27 @@ class Explanation:
             hint=first.hint,
         )
 
+    def knowing_noise(self, model: object, first_timestep: float | None) -> Explanation:
+        """The same with what is known of the noise level elsewhere: from a compile of the model, or the first timestep.
+
+        Meta and fake tensors have no values, from which a compile would read it.
+        """
+        from .noise_plan import conventions
+        from .planning.noise import Convention, infer_convention
+
+        known = conventions.recall(model)
+        if not isinstance(known, Convention) and first_timestep is not None:
+            known = infer_convention(None, first_timestep)
+        if not isinstance(known, Convention):
+            return self
+        reports = tuple(
+            replace(report, noise=NoiseReport(report.noise.input, known.name, known.evidence))
+            if report.noise.input is not None and report.noise.unknown
+            else report
+            for report in self.reports
+        )
+        return replace(self, reports=reports)
+
     def summary(self) -> str:
         return self.merged().summary()
 
@@ -175,44 +196,46 @@ def explain(
     settings, _ = Settings.resolve(options)
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
+        import torch
+
         from . import pipeline
-        from ._trace import trace
+        from ._trace import trace, unwrap
 
         reports: list[Report] = []
 
         def visit(gm: Any, example_inputs: Sequence[Any]) -> None:
-            reports.append(pipeline.rewrite(gm, example_inputs, settings)[1])
+            report = pipeline.rewrite(gm, example_inputs, settings)[1]
+            if isinstance(inner, torch.nn.Module):
+                report.name = type(inner).__name__
+            reports.append(report)
 
-        trace(model, args, kwargs, visit, fullgraph=fullgraph)
-        explanation = Explanation(tuple(reports))
-        if timesteps is None:
-            return explanation
-        return Explanation(explanation.reports, _schedule(explanation, settings, timesteps))
+        steps = None if timesteps is None else tuple(float(each) for each in timesteps)
+        inner = unwrap(model)
+        trace(inner, args, kwargs, visit, fullgraph=fullgraph)
+        found = Explanation(tuple(reports)).knowing_noise(inner, steps[0] if steps else None)
+        if steps is None or not found.replaced:
+            return found
+        return replace(found, schedule=_schedule(found, settings, steps))
 
     return run
 
 
-def _schedule(explanation: Explanation, settings: Settings, timesteps: Iterable[Any]) -> Schedule:
-    from .planning.noise import UnknownConvention, infer_convention, parse_noise
+def _schedule(found: Explanation, settings: Settings, steps: tuple[float, ...]) -> Schedule:
+    from .ir.noise_level import UnknownConvention
+    from .planning.noise import parse_noise
     from .planning.noise_schedule import dense_steps
 
-    values = tuple(float(each) for each in timesteps)
-    noise = explanation.noise
-    found = parse_noise(settings.noise if callable(settings.noise) else noise.convention or "auto")
-    said = found.name if found is not None else ""
-    convention: Any = found
-    if convention is None:
-        # Without values (meta tensors) the schedule stands in for the first call.
-        convention = infer_convention(None, values[0] if values else None)
-        said = (
-            "unknown"
-            if isinstance(convention, UnknownConvention)
-            else f"{convention.name} (assumed from the first timestep)"
-        )
-    dense = dense_steps(convention, values, settings.dense_above, settings.dense_below)
-    shares = [site.kept for site in explanation.replaced if site.kept is not None]
+    stated = settings.noise if callable(settings.noise) else found.noise.convention
+    convention = None if stated is None else parse_noise(stated)
+    dense = dense_steps(
+        convention or UnknownConvention(found.noise.evidence, ""),
+        steps,
+        settings.dense_above,
+        settings.dense_below,
+    )
+    shares = [site.kept for site in found.replaced if site.kept is not None]
     kept = sum(shares) / len(shares) if shares else 1.0
-    return Schedule(values, tuple(dense), kept, said)
+    return Schedule(steps, tuple(dense), kept, convention.name if convention else "unknown")
 
 
 def _listed(indices: list[int]) -> str:

@@ -11,7 +11,8 @@ import torch
 from .analysis.find_timestep import NoTimestep, TimestepFact, find_timestep
 from .analysis.first_call import ConventionMemory, first_value
 from .analysis.graph_view import GraphView
-from .planning.noise import Convention, UnknownConvention, decide_convention, has_dense_steps
+from .ir.noise_level import Convention, UnknownConvention, has_dense_steps
+from .planning.noise import decide_convention
 from .report import NoiseReport
 from .settings import Settings
 

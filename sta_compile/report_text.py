@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 Site = TypeVar("Site", ReplacedSite, RefusedSite)
 WIDTH = 110
+NOISE_UNKNOWN = (
+    "the noise level is unknown, so every step stays dense: pass "
+    'options={"noise": "0..1000"} (or what the timestep runs over), or dense_above=None'
+)
 
 
 def shape(value: Triple | None) -> str:
@@ -57,11 +61,7 @@ def _kept(sites: Iterable[ReplacedSite]) -> str:
 def _dense(report: Report) -> str:
     noise, above = report.noise, report.settings.get("dense_above")
     if noise.unknown:
-        why = f" ({noise.evidence})" if noise.evidence else ""
-        return (
-            f"but the noise level is unknown{why}, so every step is dense: set the option noise "
-            '(for example "0..1000") and timestep, or dense_above=None'
-        )
+        return "but " + (noise.evidence or NOISE_UNKNOWN)
     below = report.settings.get("dense_below") or 0.0
     limits = [f"above noise {above:g}"] if above is not None else []
     limits += [f"below {below:g}"] if below else []
@@ -134,7 +134,8 @@ def _table(title: str, *columns: str) -> Table:
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column in ("n", "kept") else "left")
+        justify: Any = "right" if column in ("n", "kept") else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column == "site")
     return table
 
 

@@ -38,7 +38,7 @@ class Settings:
         read.triple_or("auto", "full"),
         '(frames, rows, cols) in tokens, "auto" or "full"',
         "How much of the video each query attends to, centred on its tile, after patchify. "
-        '"auto" keeps 42 % of the pairs (58 % sparsity, the training-free setting of the paper); '
+        '"auto" keeps at most 42 % of the pairs (58 % sparsity, the paper\'s training-free setting); '
         '"full" is exact.',
     )
     tile: Triple | None = _option(
@@ -78,8 +78,8 @@ class Settings:
         read.noise,
         '"auto", "A..B", "reversed", "log_sigma" or a function',
         'What the timestep says about noise. "A..B": A at noise level 0 and B at level 1, so '
-        '"0..1000", "0..1" or, rising as noise falls, "1000..0"; "reversed": rising, its scale '
-        'read from the graph; "log_sigma": 0.25 * log(sigma); a function of the timestep tensor '
+        '"0..1000", "0..1" or, rising as noise falls, "1000..0"; "reversed": 1000..0, or 1..0 where the '
+        'graph multiplies the timestep by 1000; "log_sigma": 0.25 * log(sigma); a function of the timestep tensor '
         "returns the level.",
     )
     min_tokens: int = _option(

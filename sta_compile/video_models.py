@@ -7,6 +7,7 @@ autoencoder keeps every fourth frame and divides height and width by 8.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,12 +28,16 @@ class Maker:
 
     device: torch.device
     dtype: torch.dtype
+    first_timestep: float
 
     def noise(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self.device, dtype=self.dtype)
 
-    def step(self, batch: int, value: float, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def scalar(self, batch: int, value: float, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.full((batch,), value, device=self.device, dtype=dtype or self.dtype)
+
+    def timestep(self, batch: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return self.scalar(batch, self.first_timestep, dtype)
 
     def valid(self, batch: int, tokens: int, dtype: torch.dtype = torch.bool) -> torch.Tensor:
         """A text mask whose last sample ends a quarter early."""
@@ -46,6 +51,7 @@ class VideoModel:
     """A diffusers class: its autoencoder's factors per axis (frames, rows, cols) and its inputs."""
 
     vae: Triple
+    first_timestep: float  # of a run, which starts with pure noise
     inputs: Inputs
     causal: bool = True  # the first frame has a latent of its own: 81 frames -> 1 + 80 / 4
     config: Mapping[str, Any] | None = None  # changes to the class's default config
@@ -65,7 +71,7 @@ class VideoModel:
 def _wan(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, Any]:
     inputs = {
         "hidden_states": make.noise(batch, config.in_channels, *latent),
-        "timestep": make.step(batch, 999, torch.int64),
+        "timestep": make.timestep(batch, torch.int64),
         "encoder_hidden_states": make.noise(batch, 512, config.text_dim),
     }
     if config.image_dim is not None:
@@ -76,13 +82,13 @@ def _wan(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, Any]
 def _hunyuan(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, Any]:
     inputs = {
         "hidden_states": make.noise(batch, config.in_channels, *latent),
-        "timestep": make.step(batch, 1000, torch.int64),
+        "timestep": make.timestep(batch, torch.int64),
         "encoder_hidden_states": make.noise(batch, 256, config.text_embed_dim),
         "encoder_attention_mask": make.valid(batch, 256),
         "pooled_projections": make.noise(batch, config.pooled_projection_dim),
     }
     if config.guidance_embeds:
-        inputs["guidance"] = make.step(batch, 6000.0)
+        inputs["guidance"] = make.scalar(batch, 6000.0)
     return inputs
 
 
@@ -95,21 +101,21 @@ def _cogvideox(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str
         "encoder_hidden_states": make.noise(
             batch, config.max_text_seq_length, config.text_embed_dim
         ),
-        "timestep": make.step(batch, 999, torch.int64),
+        "timestep": make.timestep(batch, torch.int64),
     }
     if config.use_rotary_positional_embeddings:
         tokens = (frames // by_t) * (rows // config.patch_size) * (cols // config.patch_size)
         angles = make.noise(tokens, config.attention_head_dim).float()
         inputs["image_rotary_emb"] = (angles.cos(), angles.sin())  # type: ignore[assignment]
     if config.ofs_embed_dim is not None:
-        inputs["ofs"] = make.step(1, 2.0)
+        inputs["ofs"] = make.scalar(1, 2.0)
     return inputs
 
 
 def _cosmos(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, Any]:
     inputs: dict[str, Any] = {
         "hidden_states": make.noise(batch, config.in_channels, *latent),
-        "timestep": make.step(batch, 1.1),  # 0.25 * log(80)
+        "timestep": make.timestep(batch),
         "encoder_hidden_states": make.noise(batch, 512, config.text_embed_dim),
         "fps": 30,
     }
@@ -122,7 +128,7 @@ def _mochi(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, An
     return {
         "hidden_states": make.noise(batch, config.in_channels, *latent),
         "encoder_hidden_states": make.noise(batch, 256, config.text_embed_dim),
-        "timestep": make.step(batch, 0.0),
+        "timestep": make.timestep(batch),
         "encoder_attention_mask": make.valid(batch, 256),
     }
 
@@ -132,7 +138,7 @@ def _ltx(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, Any]
     return {
         "hidden_states": make.noise(batch, frames * rows * cols, config.in_channels),
         "encoder_hidden_states": make.noise(batch, 128, config.caption_channels),
-        "timestep": make.step(batch, 1000.0),
+        "timestep": make.timestep(batch),
         "encoder_attention_mask": make.valid(batch, 128, torch.int64),
         "num_frames": frames,
         "height": rows,
@@ -162,23 +168,23 @@ def _allegro(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, 
     return {
         "hidden_states": make.noise(batch, config.in_channels, *latent),
         "encoder_hidden_states": make.noise(batch, 1, 512, config.caption_channels),
-        "timestep": make.step(batch, 999, torch.int64),
+        "timestep": make.timestep(batch, torch.int64),
         "encoder_attention_mask": make.valid(batch, 512),
         "image_rotary_emb": (tuple(tables), tuple(positions)),
     }
 
 
 MODELS: dict[str, VideoModel] = {
-    "WanTransformer3DModel": VideoModel((4, 8, 8), _wan),
-    "HunyuanVideoTransformer3DModel": VideoModel((4, 8, 8), _hunyuan),
-    "CogVideoXTransformer3DModel": VideoModel((4, 8, 8), _cogvideox),
+    "WanTransformer3DModel": VideoModel((4, 8, 8), 999, _wan),
+    "HunyuanVideoTransformer3DModel": VideoModel((4, 8, 8), 1000, _hunyuan),
+    "CogVideoXTransformer3DModel": VideoModel((4, 8, 8), 999, _cogvideox),
     # The padding mask is resized by torchvision, which this package does not need otherwise.
     "CosmosTransformer3DModel": VideoModel(
-        (8, 8, 8), _cosmos, config={"concat_padding_mask": False}
+        (8, 8, 8), 0.25 * math.log(80), _cosmos, config={"concat_padding_mask": False}
     ),
-    "MochiTransformer3DModel": VideoModel((6, 8, 8), _mochi, meta=False),
-    "LTXVideoTransformer3DModel": VideoModel((8, 32, 32), _ltx),
-    "AllegroTransformer3DModel": VideoModel((4, 8, 8), _allegro, causal=False),
+    "MochiTransformer3DModel": VideoModel((6, 8, 8), 0, _mochi, meta=False),
+    "LTXVideoTransformer3DModel": VideoModel((8, 32, 32), 1000, _ltx),
+    "AllegroTransformer3DModel": VideoModel((4, 8, 8), 999, _allegro, causal=False),
 }
 
 
@@ -194,8 +200,11 @@ def build(
     import diffusers
 
     settings = {**(known.config or {}), **(config or {})}
-    with torch.device(device):
-        model: torch.nn.Module = getattr(diffusers, name)(**settings)
+    try:
+        with torch.device(device):
+            model: torch.nn.Module = getattr(diffusers, name)(**settings)
+    except TypeError as error:
+        raise StaError(f"{error}; pass arguments of {name}'s constructor") from error
     for tensor in (*model.parameters(), *model.buffers()):
         # Not model.to(dtype): diffusers warns of it, for weights that are not random.
         if tensor.is_floating_point():
@@ -213,8 +222,9 @@ def make_inputs(
 ) -> dict[str, Any]:
     """Keyword arguments of `model.forward` for a latent of (T, H, W), before patchify."""
     config: Any = model.config
-    make = Maker(torch.device(device), dtype)
-    return _known(type(model).__name__).inputs(make, config, batch, latent) | {"return_dict": False}
+    known = _known(type(model).__name__)
+    make = Maker(torch.device(device), dtype, known.first_timestep)
+    return known.inputs(make, config, batch, latent) | {"return_dict": False}
 
 
 @contextmanager
@@ -232,6 +242,11 @@ def without_weights(name: str) -> Iterator[str]:
 def latent_of(name: str, frames: int, height: int, width: int) -> Triple:
     """The latent (T, H, W) of a video in pixels."""
     return _known(name).latent(frames, height, width)
+
+
+def first_timestep(name: str) -> float:
+    """The timestep with which a run of this model starts."""
+    return _known(name).first_timestep
 
 
 def _known(name: str) -> VideoModel:

@@ -40,13 +40,18 @@ def _warn(text: str) -> None:
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_library(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
-    warnings.warn_explicit(
-        text, UserWarning, frame.f_code.co_filename, frame.f_lineno, registry={}
-    )
+    warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, registry={})
 
 
 def _is_library(module: str) -> bool:
-    return module.split(".")[0] in ("torch", "sta_compile", "diffusers", "accelerate", "contextlib", "functools")
+    return module.split(".")[0] in (
+        "torch",
+        "sta_compile",
+        "diffusers",
+        "accelerate",
+        "contextlib",
+        "functools",
+    )
 
 
 def forget() -> None:

@@ -91,6 +91,7 @@ class TestTracing:
         assert explanation.settings["window"] == "full"
         assert explanation.noise.convention == "0..1000"
         assert explanation.seconds == {"edit": 1.0}
+        assert explanation.name == "Small"
         assert explanation.to_dict()["graphs"] == 1
         assert "block.0" in str(explanation)
 
@@ -191,6 +192,22 @@ class TestTracing:
         assert explanation.to_dict()["schedule"]["dense_steps"] == [0, 1]
         none = explain(Small(), options={"dense_above": None}, timesteps=timesteps)(X)
         assert none.dense_steps == []
+
+    def test_values_that_meta_tensors_lack_come_from_the_schedule(self, monkeypatch):
+        rewrite = sta_compile.pipeline.rewrite
+
+        def unknown(*args):
+            gm, report = rewrite(*args)
+            report.noise = NoiseReport("timestep", None, "no value")
+            return gm, report
+
+        monkeypatch.setattr(sta_compile.pipeline, "rewrite", unknown)
+        timesteps = [999.0, 960.0, 500.0]
+        assert explain(Small())(X).noise.unknown
+        assert explain(Small(), timesteps=[0.0])(X).dense_steps == [0]
+        explanation = explain(Small(), timesteps=timesteps)(X)
+        assert explanation.noise.convention == "0..1000"
+        assert explanation.dense_steps == [0, 1]
 
 
 def test_options_are_checked_before_anything_is_traced():

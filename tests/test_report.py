@@ -42,9 +42,10 @@ def test_the_summary_of_a_full_window_says_that_it_is_exact():
 
 
 def test_an_unknown_noise_level_is_said_with_what_to_set():
-    summary = wan(noise=NoiseReport("t", None, "first call: 500")).summary()
-    assert "unknown (first call: 500), so every step is dense" in summary
-    assert "option noise" in summary
+    summary = wan(noise=NoiseReport("t", None, "no value, so every step stays dense: x")).summary()
+    assert "; but no value, so every step stays dense: x; window" in summary
+    summary = wan(noise=NoiseReport("t")).summary()
+    assert "every step stays dense: pass options={" in summary
     assert "dense_above=None" in summary
 
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TypeAlias
 
 import sympy
 import torch
 
-Size = Union[int, sympy.Expr]
+from .._torch import simplified
+
+Size: TypeAlias = int | sympy.Expr
 
 
 def size_of(value: int | torch.SymInt) -> Size:
@@ -26,8 +28,8 @@ def size_of(value: int | torch.SymInt) -> Size:
         constant = node.maybe_as_int()
         if constant is not None:
             return int(constant)
-        expr = node.shape_env.simplify(node.expr)
-        return int(expr) if expr.is_Integer else expr
+        expr: Size = simplified(node.expr, node.shape_env)
+        return expr
     return int(value)
 
 
@@ -66,7 +68,7 @@ class Concat:
     parts: tuple[Axis, ...]
 
 
-Factor = Union[Atom, Concat]
+Factor: TypeAlias = Atom | Concat
 Axis = tuple[Factor, ...]
 Dims = tuple[Axis, ...]
 

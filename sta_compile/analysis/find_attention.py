@@ -111,7 +111,11 @@ def _matmul_with(node: torch.fx.Node) -> torch.fx.Node | None:
             return user
         if name not in _PASSED or user.args[0] is not node:
             return None
-        if name == "dropout" and argument(user, 2, "training", True) and argument(user, 1, "p", 0.5):
+        if (
+            name == "dropout"
+            and argument(user, 2, "training", True)
+            and argument(user, 1, "p", 0.5)
+        ):
             return None
         node = user
     return None

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..planning.noise import Convention, UnknownConvention
+from ..ir.noise_level import Convention, UnknownConvention
 from .find_timestep import TimestepFact
 
 

@@ -217,8 +217,9 @@ class GraphView:
         """For `getitem(call, i)` of a higher-order call: the body's i-th output node."""
         if canonical_name(node) != "getitem" or node.args[0] not in self.body:
             return None
-        outputs = self.body_outputs(node.args[0])  # type: ignore[arg-type]
-        picked = outputs[node.args[1]] if isinstance(outputs, (tuple, list)) else outputs
+        call, index = node.args
+        outputs = self.body_outputs(call)  # type: ignore[arg-type]
+        picked = outputs[index] if isinstance(outputs, (tuple, list)) else outputs  # type: ignore[index]
         return picked if isinstance(picked, torch.fx.Node) else None
 
     def backwards(self, start: torch.fx.Node) -> Iterator[torch.fx.Node]:

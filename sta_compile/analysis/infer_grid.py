@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch.fx
 
 from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, size_of
@@ -20,7 +21,18 @@ from .graph_view import canonical_name, fake_value, is_tensor
 from .prove_mask import Below, Everywhere, lower_bound, prove_mask
 from .trace_dims import DimTrace
 
-_MIXING = ("linear", "matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "conv1d", "conv2d", "conv3d")
+_MIXING = (
+    "linear",
+    "matmul",
+    "bmm",
+    "mm",
+    "addmm",
+    "baddbmm",
+    "einsum",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+)
 
 
 @dataclass(frozen=True)
@@ -44,7 +56,8 @@ class GridAxis:
     @property
     def shape(self) -> tuple[Size, Size, Size]:
         sizes = [f.size for f in self.factors if isinstance(f, Atom)]
-        return (1, *sizes) if len(sizes) == 2 else (sizes[0], sizes[1], sizes[2])
+        frames, rows, cols = [1, *sizes] if len(sizes) == 2 else sizes
+        return frames, rows, cols
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,11 +150,9 @@ class GridInference:
         segments = tuple(
             ("video" if i == index else "context", axis_size(part)) for i, part in enumerate(parts)
         )
-        lengths = None
-        if site.mask is not None:
-            lengths = self._lengths(site, segments, index)
-            if isinstance(lengths, Refusal):
-                return lengths
+        lengths = self._lengths(site, segments, index) if site.mask is not None else None
+        if isinstance(lengths, Refusal):
+            return lengths
         return VideoAttention(site, grid, segments, lengths)
 
     def _unsupported(self, site: AttentionSite, q: tuple[Axis, ...]) -> Refusal | None:
@@ -215,9 +226,7 @@ class GridInference:
         if self.declared is not None:
             tokens = self.declared[0] * self.declared[1] * self.declared[2]
             if same_size(axis_size(whole), tokens):
-                factors = self._declared.setdefault(
-                    whole, tuple(Atom(s) for s in self.declared)
-                )
+                factors = self._declared.setdefault(whole, tuple(Atom(s) for s in self.declared))
                 return GridAxis(part, factors, "option grid")
         factors = resolve(part, to_grid=True)
         if len(factors) not in (2, 3) or not all(isinstance(f, Atom) for f in factors):
@@ -290,7 +299,16 @@ def _contains(axis: Axis, wanted: Axis) -> bool:
 
 def _canonical(node: torch.fx.Node) -> torch.fx.Node:
     """The value before casts and copies, which several projections may each make of their own."""
-    while canonical_name(node) in ("to", "float", "type_as", "contiguous", "clone", "dropout", "half", "bfloat16"):
+    while canonical_name(node) in (
+        "to",
+        "float",
+        "type_as",
+        "contiguous",
+        "clone",
+        "dropout",
+        "half",
+        "bfloat16",
+    ):
         source = node.args[0]
         if not is_tensor(source):
             return node
@@ -303,6 +321,4 @@ def _is_parameter(node: torch.fx.Node) -> bool:
 
 
 def _at_least(bound: Size, start: Size) -> bool:
-    if isinstance(bound, int) and isinstance(start, int):
-        return bound >= start
-    return bool((bound - start).expand().is_nonnegative)
+    return bool(sympy.expand(bound - start).is_nonnegative)

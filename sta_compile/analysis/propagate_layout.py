@@ -72,7 +72,10 @@ class LayoutBuilder:
             users = list(node.users)
             if users and all(
                 u in dead
-                or (u in self.sites and node not in (self.sites[u].q, self.sites[u].k, self.sites[u].v))
+                or (
+                    u in self.sites
+                    and node not in (self.sites[u].q, self.sites[u].k, self.sites[u].v)
+                )
                 for u in users
             ):
                 dead.add(node)
@@ -166,7 +169,7 @@ class LayoutBuilder:
         place: Place | None,
     ) -> bool:
         """Must an operation see raster order?"""
-        if node in self.trace.opaque:
+        if node in self.trace.opaque or self.values.misaligned(node):
             return True
         if any(self.values.scattered(n) for n in [*inputs, node]):
             return True

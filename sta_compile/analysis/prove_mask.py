@@ -7,7 +7,7 @@ a length counts, so all N video keys are valid and the mask says no more than th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import torch
 import torch.fx
@@ -41,7 +41,7 @@ class Below:
     negated: bool = False
 
 
-MaskFact = Union[Everywhere, Index, Below]
+MaskFact = Everywhere | Index | Below
 
 
 def prove_mask(view: GraphView, mask: torch.fx.Node) -> MaskFact | None:
@@ -126,7 +126,7 @@ def _keeps_last_axis(node: torch.fx.Node) -> bool:
         inserted = all(i is None or i is Ellipsis or i == slice(None) for i in index)
         return inserted and (len(index) < value.dim() or index[-1] is not None)
     if name == "expand":
-        return fake_value(node.args[0]).dim() > 0
+        return bool(fake_value(node.args[0]).dim() > 0)
     return True
 
 
@@ -143,7 +143,17 @@ def lower_bound(view: GraphView, node: Any) -> Size | None:
     name = canonical_name(node)
     if name in ("sum", "count_nonzero"):
         return 0 if fake_value(node.args[0]).dtype in _COUNTS else None
-    if name in ("unsqueeze", "to", "int", "long", "view", "reshape", "getitem", "expand", "squeeze"):
+    if name in (
+        "unsqueeze",
+        "to",
+        "int",
+        "long",
+        "view",
+        "reshape",
+        "getitem",
+        "expand",
+        "squeeze",
+    ):
         return lower_bound(view, node.args[0])
     if name == "add":
         a, b = lower_bound(view, node.args[0]), lower_bound(view, argument(node, 1, "other"))

@@ -62,10 +62,14 @@ class TokenValues:
         """Where a value holds the whole grid; for a tuple, where its first such element does, and then not movable."""
         traced = self.trace.values.get(node)
         for dims in self.tensors(node):
-            places = [(d, *found) for d, axis in enumerate(dims) for found in self._find(resolve(axis))]
+            places = [
+                (d, *found) for d, axis in enumerate(dims) for found in self._find(resolve(axis))
+            ]
             if places:
                 dim, offset, movable = places[0]
-                return Place(dim, offset, movable and len(places) == 1 and isinstance(traced, tuple))
+                return Place(
+                    dim, offset, movable and len(places) == 1 and isinstance(traced, tuple)
+                )
         return None
 
     def _find(self, axis: Axis) -> list[tuple[Size, bool]]:
@@ -90,8 +94,13 @@ class TokenValues:
             for axis in map(resolve, dims)
         )
 
+    def misaligned(self, node: torch.fx.Node) -> bool:
+        """Does an operation combine tokens of the grid with an axis whose relation to them is not known?"""
+        axes = self.trace.misaligned.get(node, ())
+        return any(atom in self._atoms for axis in axes for atom in _atoms(resolve(axis)))
+
     def constant(self, node: torch.fx.Node) -> bool:
-        """Is a value the same for all tokens because of the operation that makes it? Such values are in every order at once."""
+        """Does the operation make the same value for all tokens? Such values are in every order at once."""
         name = canonical_name(node)
         if name in _CONSTANT:
             return True
@@ -107,7 +116,9 @@ class TokenValues:
     def _passes_by(self, node: torch.fx.Node) -> bool:
         """Does an operation pick the text beside the grid, or the element of a tuple that has no grid?"""
         source = node.args[0] if node.args else None
-        if canonical_name(node) not in ("getitem", "narrow") or not isinstance(source, torch.fx.Node):
+        if canonical_name(node) not in ("getitem", "narrow") or not isinstance(
+            source, torch.fx.Node
+        ):
             return False
         if isinstance(self.trace.values.get(source), list):
             return True
@@ -150,5 +161,3 @@ def written_storages(view: GraphView) -> dict[int, list[torch.fx.Node]]:
                 for storage in storage_of(target):
                     out.setdefault(storage, []).append(node)
     return out
-
-

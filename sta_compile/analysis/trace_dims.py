@@ -9,7 +9,7 @@ Nothing is matched by size: two axes are the same only if an operation makes the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 import torch
 import torch.fx
@@ -18,19 +18,21 @@ from .axes import Axis, Dims, Size, axis_size, fresh, resolve, same_size, size_o
 from .graph_view import GraphView, canonical_name, fake_value, is_pointwise
 
 # A tensor's axes; for a tuple of tensors, a list with one entry per element (None: not a tensor).
-Traced = Union[Dims, list["Dims | None"]]
+Traced = Dims | list["Dims | None"]
 
 
 class DimTrace:
     """Axes of every tensor value of a graph.
 
     opaque: nodes whose rule is not known: their outputs have new axes, and their inputs keep raster order.
+    misaligned: axes that a node combines position by position, though what is known of them can't be aligned.
     """
 
     def __init__(self, view: GraphView) -> None:
         self.view = view
         self.values: dict[torch.fx.Node, Traced] = {}
         self.opaque: set[torch.fx.Node] = set()
+        self.misaligned: dict[torch.fx.Node, list[Axis]] = {}
         self._rows: dict[tuple[Axis, torch.fx.Node], Axis] = {}
 
     def dims(self, node: Any) -> Dims | None:
@@ -42,6 +44,13 @@ class DimTrace:
         dims = self.values[node]
         assert isinstance(dims, tuple)
         return resolve(dims[dim])
+
+    def relate(self, node: torch.fx.Node, a: Axis, b: Axis) -> bool:
+        """`unify` for a node that combines two axes position by position; remembers where that fails."""
+        if unify(a, b):
+            return True
+        self.misaligned.setdefault(node, []).extend((a, b))
+        return False
 
     def rows_of(self, axis: Axis, index: torch.fx.Node, size: Size) -> Axis:
         """The axis of the rows that an index tensor picks from an axis; the same for the same index."""
@@ -114,7 +123,7 @@ def _of_call(trace: DimTrace, node: torch.fx.Node) -> Traced:
             a, b = trace.values.get(inner), trace.values.get(outer)
             if isinstance(a, tuple) and isinstance(b, tuple):
                 for left, right in zip(a, b, strict=True):
-                    unify(left, right)
+                    trace.relate(node, left, right)
     outputs = trace.view.body_outputs(node)
     if isinstance(outputs, torch.fx.Node):
         return trace.values.get(outputs, ())
@@ -147,7 +156,7 @@ def _apply(trace: DimTrace, node: torch.fx.Node, traced: Traced | None, value: A
         _store(trace, node, fresh_dims(value))
 
 
-def broadcast(trace: DimTrace, operands: Sequence[Any]) -> Dims | None:
+def broadcast(trace: DimTrace, node: torch.fx.Node, operands: Sequence[Any]) -> Dims | None:
     """Axes of operands that are broadcast together; axes at the same position become one.
 
     Where the known structures can't be aligned (a rope table whose channels are a concatenation, times channels that are
@@ -160,7 +169,9 @@ def broadcast(trace: DimTrace, operands: Sequence[Any]) -> Dims | None:
     out: list[Axis] = []
     for position in range(-rank, 0):
         axes = [d[position] for d in known if len(d) >= -position and d[position]]
-        aligned = all([unify(axes[0], other) for other in axes[1:]])
+        aligned = True
+        for other in axes[1:]:
+            aligned &= trace.relate(node, axes[0], other)
         if axes and not aligned:
             out.append(fresh(max((axis_size(a) for a in axes), key=lambda s: not same_size(s, 1))))
         else:
@@ -174,4 +185,4 @@ def pointwise(trace: DimTrace, node: torch.fx.Node) -> Dims | None:
         tensors += arg if isinstance(arg, (tuple, list)) else [arg]
     if canonical_name(node) in ("type_as", "to") and tensors:  # `other` gives a dtype only
         tensors = tensors[:1]
-    return broadcast(trace, tensors)
+    return broadcast(trace, node, tensors)

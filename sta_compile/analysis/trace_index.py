@@ -57,7 +57,9 @@ def _slice_axis(axis: Axis, item: slice, size: Size) -> Axis:
     return part_of(axis, start, start + size)
 
 
-def indexed(trace: DimTrace, x: torch.fx.Node, index: Any, shape: tuple[Size, ...]) -> Traced | None:
+def indexed(
+    trace: DimTrace, x: torch.fx.Node, index: Any, shape: tuple[Size, ...]
+) -> Traced | None:
     """Axes of `x[index]`, which has the given shape; None for indices that hold lists, masks or several tensors."""
     dims = trace.dims(x)
     if dims is None:

@@ -10,7 +10,20 @@ from typing import Any
 
 import torch.fx
 
-from .axes import Axis, Dims, Size, axis_size, concat, fresh, regroup, resolve, same_size, segments_of, size_of, unify
+from .axes import (
+    Axis,
+    Dims,
+    Size,
+    axis_size,
+    concat,
+    fresh,
+    regroup,
+    resolve,
+    same_size,
+    segments_of,
+    size_of,
+    unify,
+)
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, shape_of
 from .trace_index import getitem, narrow, select, slices
@@ -18,13 +31,15 @@ from .trace_index import getitem, narrow, select, slices
 Rule = Callable[[DimTrace, torch.fx.Node], "Traced | None"]
 
 
-def _input(trace: DimTrace, node: torch.fx.Node, position: int = 0, name: str = "input") -> Dims | None:
+def _input(
+    trace: DimTrace, node: torch.fx.Node, position: int = 0, name: str = "input"
+) -> Dims | None:
     return trace.dims(argument(node, position, name))
 
 
 def _dim_args(node: torch.fx.Node, first: int, name: str) -> list[int]:
     """Integers given as `op(x, 0, 2, 1)`, `op(x, (0, 2, 1))` or `op(x, dims=(0, 2, 1))`."""
-    value = node.kwargs.get(name, node.args[first:])
+    value: Any = node.kwargs.get(name, node.args[first:])
     if isinstance(value, (tuple, list)) and len(value) == 1 and isinstance(value[0], (tuple, list)):
         value = value[0]
     return [int(v) for v in (value if isinstance(value, (tuple, list)) else [value])]
@@ -144,18 +159,22 @@ def cat(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
             out.append(concat(axes))
         else:
             for other in axes[1:]:
-                unify(axes[0], other)
+                trace.relate(node, axes[0], other)
             out.append(resolve(axes[0]))
     return tuple(out)
 
 
 def stack(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     tensors = argument(node, 0, "tensors")
-    dims = broadcast(trace, tensors)
+    dims = broadcast(trace, node, tensors)
     if dims is None:
         return None
     dim = argument(node, 1, "dim", 0) % (len(dims) + 1)
-    return (*dims[:dim], fresh(len(tensors)), *dims[dim:]) if len(tensors) > 1 else (*dims[:dim], (), *dims[dim:])
+    return (
+        (*dims[:dim], fresh(len(tensors)), *dims[dim:])
+        if len(tensors) > 1
+        else (*dims[:dim], (), *dims[dim:])
+    )
 
 
 def pad(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
@@ -239,7 +258,7 @@ def matmul(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     if extra is not None:
         for axis, other in zip(reversed(out), reversed(extra), strict=False):
             if axis and other:
-                unify(axis, other)
+                trace.relate(node, axis, other)
     return out
 
 
@@ -278,23 +297,31 @@ def conv(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
         return None
     strides = [stride] * len(kernel) if isinstance(stride, int) else list(stride)
     paddings = [padding] * len(kernel) if isinstance(padding, (int, str)) else list(padding)
-    patch = len(kernel) > 1 and list(kernel) == strides and not any(p not in (0, "valid") for p in paddings)
+    patch = (
+        len(kernel) > 1
+        and list(kernel) == strides
+        and not any(p not in (0, "valid") for p in paddings)
+    )
     origin = f"{name} patch embed" if patch else ""
     shape = shape_of(node)
     out: list[Axis] = [dims[0], fresh(shape[1])]
     for axis, size, k in zip(dims[2:], shape[2:], kernel, strict=True):
         new = fresh(size, origin=origin)
         if patch and k == 1 and axis:
-            unify(new, axis)
+            trace.relate(node, new, axis)
         out.append(new)
     return tuple(out)
 
 
 def attention(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     q, k, v = (trace.dims(argument(node, i, n)) for i, n in enumerate(("query", "key", "value")))
+    mask = trace.dims(argument(node, 3, "attn_mask"))
     if q is None or k is None or v is None or not unify(k[-2], v[-2]):
         return None
-    unify(q[-1], k[-1])
+    for axis, other in zip((k[-2], q[-2]), reversed(mask or ()), strict=False):
+        if axis and other:
+            trace.relate(node, axis, other)
+    trace.relate(node, q[-1], k[-1])
     return (*q[:-1], v[-1])
 
 
@@ -316,7 +343,10 @@ def complex_view(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 def embedding(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """Rows of a table by index: `F.embedding(index, table)` and `aten.embedding(table, index)`."""
-    first, second = node.args[0], node.args[1] if len(node.args) > 1 else argument(node, 1, "weight")
+    first, second = (
+        node.args[0],
+        node.args[1] if len(node.args) > 1 else argument(node, 1, "weight"),
+    )
     index = first if not fake_value(first).is_floating_point() else second
     dims = trace.dims(index)
     return None if dims is None else (*dims, fresh(shape_of(node)[-1]))
@@ -339,8 +369,11 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (getitem, "getitem"),
     (narrow, "narrow"),
     (select, "select"),
-    (reduction, "sum mean amax amin max min any all prod std var norm linalg_vector_norm argmax argmin "
-        "logsumexp"),
+    (
+        reduction,
+        "sum mean amax amin max min any all prod std var norm linalg_vector_norm argmax argmin "
+        "logsumexp",
+    ),
     (same, "softmax log_softmax layer_norm rms_norm group_norm native_layer_norm normalize"),
     (linear, "linear"),
     (matmul, "matmul bmm mm baddbmm addmm"),

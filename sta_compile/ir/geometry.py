@@ -58,6 +58,11 @@ class Geometry:
         video, context = self.tiling.tokens, self.tokens - self.tiling.tokens
         return kept_pairs(self.tiling, self.window) + video * context + context * self.tokens
 
+    @property
+    def largest_tile(self) -> int:
+        """Tokens of the largest tile: that of tile (0, 0, 0)."""
+        return self.tiling.count(0, 0, 0)
+
     def full(self) -> Geometry:
         """The same sequence with a full window: one tile, one run."""
         one = (1, 1, 1)

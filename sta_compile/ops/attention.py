@@ -131,7 +131,7 @@ def _vmap(op: Callable[..., Any], tensors: int) -> Callable[..., Any]:
 
 def _autocast(device: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """What torch does for scaled_dot_product_attention: q, k, v in the active autocast dtype."""
-    key = torch._C._parse_dispatch_key(f"Autocast{device.upper()}")
+    key = getattr(torch._C.DispatchKey, f"Autocast{device.upper()}")
 
     def rule(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:
         dtype = torch.get_autocast_dtype(device)

@@ -93,15 +93,6 @@ def _valid(geometry: Geometry, key_lengths: Tensor | None) -> Tensor | None:
     return torch.cat(columns, 1)
 
 
-@dataclass(frozen=True)
-class _Block:
-    """One block of query rows and keys. Axis order [batch, kv_heads, group * rows or keys, ...]."""
-
-    rows: slice  # of the group's rows
-    keys: slice  # of the group's keys
-    masked: bool
-
-
 class _Keys:
     """Keys and values of a group: its video runs, then all context keys, invalid ones zeroed."""
 
@@ -145,11 +136,13 @@ def _row_blocks(heads: int, batch: int, rows: int, keys: int) -> Iterator[slice]
 
 def _fold(x: Tensor, kv_heads: int) -> Tensor:
     """[batch, heads, rows, ...] -> [batch, kv_heads, heads / kv_heads * rows, ...]"""
-    return x.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    folded: Tensor = x.unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    return folded
 
 
 def _unfold(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(2, (heads // x.shape[1], -1)).flatten(1, 2)
+    unfolded: Tensor = x.unflatten(2, (heads // x.shape[1], -1)).flatten(1, 2)
+    return unfolded
 
 
 def _attend(q: Tensor, keys: _Keys, scale: float) -> tuple[Tensor, Tensor]:
@@ -285,15 +278,16 @@ def backward(
             )
             for case, other in cases
         ]
-        dq, dk, dv = (full.add_(sparse) for full, sparse in zip(*parts, strict=True))
+        dq, dk, dv = (full.add_(other) for full, other in zip(*parts, strict=True))
         return dq, dk, dv
-    grads = tuple(torch.empty_like(x) for x in (q, k, v))
+    dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
     for case, samples in _split(dense, geometry):
         lengths = None if key_lengths is None else key_lengths[samples]
-        tensors = (x[samples] for x in (dout, q, k, v, out, lse))
-        for grad, part in zip(grads, _backward(*tensors, lengths, case, scale), strict=True):
-            grad[samples] = part
-    return grads
+        dout_s, q_s, k_s, v_s, out_s, lse_s = (x[samples] for x in (dout, q, k, v, out, lse))
+        dq[samples], dk[samples], dv[samples] = _backward(
+            dout_s, q_s, k_s, v_s, out_s, lse_s, lengths, case, scale
+        )
+    return dq, dk, dv
 
 
 def _split(dense: Tensor, geometry: Geometry) -> Iterator[tuple[Geometry, Tensor]]:

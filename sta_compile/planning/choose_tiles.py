@@ -12,8 +12,8 @@ Tilings that are considered:
 3. A tile has 192 to 576 tokens on average. If a grid has no such tiling (fewer than 192 tokens,
    say), both ends of the range are relaxed by a factor of 2 until there is one.
 
-The distance of a plan from the request is the ratio of their kept shares, the larger over the
-smaller. Of the plans that are within the widest of `BANDS`:
+The distance of a plan from a window in tokens is the ratio of their kept shares, the larger over
+the smaller. Of the plans that are within the widest of `BANDS`:
 4. Those that look most like the request: every axis' share is within 4/3 of its own request, no
    window of one tile on an axis with several, no whole axis that was not asked for. The last of
    these conditions is given up first.
@@ -23,14 +23,17 @@ smaller. Of the plans that are within the widest of `BANDS`:
    the most equal tile sizes; then the fewest tiles on frames, rows and cols, in this order.
 If no plan is in any band, step 6 among those within 10 % of the nearest.
 
-"auto" asks for 42 % of the pairs and the same share of every axis that can be cut (0.749 of three);
-its distance is also at least that share over the smallest one of the plan. Plans that keep more
-than 42 % are considered only if all do. "full" is tiled as "auto", so that tile order is defined.
+"auto" is a budget of 42 % of the pairs, or 45 % if no plan is in it, and so on by 3 %. Of the plans
+in it, those remain that use more than 39 %, or 36 % if there are none, and so on by 3 %. Their
+distance is the largest smallest reach among them over their own (`choose_window` says what a reach
+is); steps 5 and 6 are the same, and 4 is empty. 30x48x80 has 597 such plans; 6x8x8 tiles with the
+paper's (5, 5, 5) are among the nearest, waste nothing and have no ragged axis. "full" is tiled as
+"auto", so that tile order is defined.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -40,7 +43,7 @@ from ..errors import StaError
 from ..ir.attention_spec import Triple, WindowRequest
 from ..ir.tiling import Tiling
 from ..ir.window import Window, kept, kept_on_axis
-from .choose_window import AUTO_PERCENT, auto_tiles, requested_tiles
+from .choose_window import AUTO_PERCENT, auto_tiles, reach, requested_tiles
 from .cost import waste
 
 VERSION = 1
@@ -50,10 +53,7 @@ BANDS = (1.1, 1.25, 1.4)
 AXIS_BAND = 4 / 3
 WORK_PERCENT = 102  # of the least work, to be good enough for a narrower band
 COMPARED = 256  # plans whose work is computed, at most: bounds the time of a call
-
-# By axes that can be cut: the same share of each gives 42 % of the pairs. Literals, since pow
-# differs by platform.
-EQUAL_SHARE = {0: 1.0, 1: 0.42, 2: 0.648, 3: 0.749}
+AUTO_STEP = 3  # percent of the pairs
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,6 @@ class Plan:
 class _Candidate:
     tiles: Triple
     window: Triple  # in tiles
-    pairs: int  # kept
     distance: float  # >= 1
     likeness: int  # number of conditions of rule 4 that were given up
 
@@ -131,17 +130,15 @@ def _window(grid: Triple, tiles: Triple, request: WindowRequest) -> Triple:
 
 
 def _choose(grid: Triple, request: WindowRequest) -> Triple:
-    wanted = _wanted_shares(grid, request)
-    candidates = sorted(
-        (
-            _candidate(grid, tiles, _window(grid, tiles, request), wanted, request == "auto")
+    if isinstance(request, str):
+        candidates = _auto_candidates(grid)
+    else:
+        wanted = [min(1.0, size / length) for size, length in zip(request, grid, strict=True)]
+        candidates = [
+            _candidate(grid, tiles, _window(grid, tiles, request), wanted)
             for tiles in _tilings(grid)
-        ),
-        key=lambda c: (c.distance, c.tiles),
-    )
-    if request == "auto":
-        budget = AUTO_PERCENT * prod(grid) ** 2 // 100
-        candidates = [c for c in candidates if c.pairs <= budget] or candidates
+        ]
+    candidates.sort(key=lambda c: (c.distance, c.tiles))
     near = [c for c in candidates if c.distance <= BANDS[-1]]
     if not near:
         widest = BANDS[0] * candidates[0].distance
@@ -161,32 +158,38 @@ def _least_work(grid: Triple, candidates: list[_Candidate], bands: tuple[float, 
     raise AssertionError("the least work is in the widest band")
 
 
-def _wanted_shares(grid: Triple, request: WindowRequest) -> tuple[float, ...]:
-    if isinstance(request, str):
-        share = EQUAL_SHARE[sum(length >= 3 for length in grid)]
-        return tuple(share if length >= 3 else 1.0 for length in grid)
-    return tuple(min(1.0, tokens / length) for tokens, length in zip(request, grid, strict=True))
+def _auto_candidates(grid: Triple) -> list[_Candidate]:
+    total = prod(grid) ** 2
+    plans: list[tuple[Triple, Triple, int, float]] = []  # tiles, window, kept pairs, reach
+    for tiles in _tilings(grid):
+        window = auto_tiles(grid, tiles)
+        axes = list(zip(grid, tiles, window, strict=True))
+        pairs = prod(kept_on_axis(*axis) for axis in axes)
+        plans.append((tiles, window, pairs, min(reach(*axis) for axis in axes)))
+    percent = [-(-100 * pairs // total) for _, _, pairs, _ in plans]
+    budget = AUTO_PERCENT
+    while min(percent) > budget:
+        budget += AUTO_STEP
+    used = max(share for share in percent if share <= budget)
+    floor = budget - AUTO_STEP * -(-(budget + 1 - used) // AUTO_STEP)
+    within = [plan for plan, share in zip(plans, percent, strict=True) if floor < share <= budget]
+    widest = max(own for *_, own in within)
+    return [
+        _Candidate(tiles, window, 1.0 if own == widest else widest / own, 0)
+        for tiles, window, _, own in within
+    ]
 
 
-def _candidate(
-    grid: Triple, tiles: Triple, window: Triple, wanted: tuple[float, ...], is_auto: bool
-) -> _Candidate:
+def _candidate(grid: Triple, tiles: Triple, window: Triple, wanted: Sequence[float]) -> _Candidate:
     axes = zip(grid, tiles, window, strict=True)
-    pairs = [kept_on_axis(length, n, w) for length, n, w in axes]
-    shares = [count / length**2 for count, length in zip(pairs, grid, strict=True)]
-    kept_share = prod(shares)
-    if is_auto:
-        smallest = max(want / share for want, share in zip(wanted, shares, strict=True))
-        distance = max(_ratio(kept_share, AUTO_PERCENT / 100), smallest)
-    else:
-        distance = _ratio(kept_share, prod(wanted))
+    shares = [kept_on_axis(length, n, w) / length**2 for length, n, w in axes]
     if max(map(_ratio, shares, wanted)) > AXIS_BAND:
         likeness = 3
     elif any(w == 1 < n for w, n in zip(window, tiles, strict=True)):
         likeness = 2
     else:
         likeness = int(any(a == 1 != b for a, b in zip(shares, wanted, strict=True)))
-    return _Candidate(tiles, window, prod(pairs), distance, likeness)
+    return _Candidate(tiles, window, _ratio(prod(shares), prod(wanted)), likeness)
 
 
 def _ratio(a: float, b: float) -> float:

@@ -85,7 +85,8 @@ def solve(problem: LayoutProblem) -> LayoutSolution:
     moved: dict[int, float] = defaultdict(float)
     position: dict[int, int] = {}
     for use in problem.uses:
-        assert use.order >= 0 and math.isfinite(use.bytes) and use.bytes >= 0, use
+        assert use.order >= 0, use
+        assert 0 <= use.bytes < math.inf, use
         readers[use.value].add(node_of[use.consumer])
         moved[use.value] = max(moved[use.value], use.bytes)
         position[use.value] = min(position.get(use.value, use.order), use.order)

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..errors import StaError
-from .noise import Convention, UnknownConvention, comparisons, has_dense_steps
+from ..ir.noise_level import Convention, UnknownConvention, comparisons, has_dense_steps
+
+if TYPE_CHECKING:
+    import torch
 
 # A scheduler's timesteps run over 0..1000 (num_train_timesteps) where some pipelines give the model a part of it.
 _SCHEDULER_SCALE = 1000.0
@@ -24,11 +25,9 @@ _SCHEDULER_SCALE = 1000.0
 _LARGEST_SMALL_TIMESTEP = 3.0
 
 
-def _numbers(values: Any) -> torch.Tensor:
-    """A float64 vector on the CPU of a tensor, an array or a sequence of numbers or of scalar tensors."""
-    if isinstance(values, torch.Tensor):
-        return values.detach().to("cpu", torch.float64).flatten()
-    return torch.tensor([float(value) for value in values], dtype=torch.float64)
+def _numbers(values: Any) -> list[float]:
+    """The numbers of a vector, an array or a sequence of numbers or of scalar tensors."""
+    return [float(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
 
 def dense_steps(
@@ -36,31 +35,31 @@ def dense_steps(
     timesteps: torch.Tensor | Iterable[Any],
     dense_above: float | None,
     dense_below: float = 0.0,
-    dtype: torch.dtype = torch.float32,
+    dtype: torch.dtype | None = None,
 ) -> list[bool]:
     """For each step, whether the compiled model runs it dense: the same comparisons in float32 as in the graph.
 
     timesteps: what the model receives, or a scheduler's own 0..1000 where the model takes a range within 0..1.
-    dtype: the type in which the pipeline hands the timestep over (bfloat16 rounds 949.6 to 948).
+    dtype: the type in which the pipeline hands the timestep over (bfloat16 rounds 949.6 to 948); None is float32.
     """
+    import torch
+
     values = _numbers(timesteps)
     if not has_dense_steps(dense_above, dense_below):
         return [False] * len(values)
     if isinstance(convention, UnknownConvention):
         return [True] * len(values)
-    seen = _as_the_model_sees(convention, values, dtype).to(torch.float32)
+    given = torch.tensor(values, dtype=torch.float32).to(dtype or torch.float32)
+    seen = _as_the_model_sees(convention, given).to(torch.float32)
     if convention.function is not None:
         seen = convention.function(seen).to(torch.float32)
     tests = comparisons(convention, dense_above, dense_below)
     return [any(test.holds(value) for test in tests) for value in seen.tolist()]
 
 
-def _as_the_model_sees(
-    convention: Convention, values: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def _as_the_model_sees(convention: Convention, values: torch.Tensor) -> torch.Tensor:
     """Scheduler timesteps over 0..1000 become the model's range within 0..1: t/1000 or 1 - t/1000, as pipelines do."""
     unit = convention.form == "linear" and {convention.clean, convention.noise} == {0.0, 1.0}
-    values = values.to(torch.float32).to(dtype)
     if not unit or len(values) == 0 or float(values.max()) <= _LARGEST_SMALL_TIMESTEP:
         return values
     levels = values / _SCHEDULER_SCALE
@@ -112,25 +111,28 @@ def _levels(scheduler: Any) -> list[float]:
     scale = _train_steps(scheduler)
     if len(values) < 2 or (not hasattr(scheduler, "num_inference_steps") and len(values) == scale):
         raise StaError(f"{name} has no schedule yet; call its set_timesteps(number_of_steps) first")
-    low, high = float(values.min()), float(values.max())
-    if low >= 0.0 and _LARGEST_SMALL_TIMESTEP < high <= scale * 1.01:
-        levels = values / scale
-        return _as_list(levels if levels[0] >= levels[-1] else 1 - levels)
-    return _as_list(_levels_of_sigmas(scheduler, name, len(values)))
+    if min(values) >= 0.0 and _LARGEST_SMALL_TIMESTEP < max(values) <= scale * 1.01:
+        return _falling([value / scale for value in values])
+    return _levels_of_sigmas(scheduler, name, len(values))
 
 
-def _levels_of_sigmas(scheduler: Any, name: str, steps: int) -> torch.Tensor:
+def _levels_of_sigmas(scheduler: Any, name: str, steps: int) -> list[float]:
     """Levels of schedules whose timesteps are not over 0..1000: EDM's 0.25 * log(sigma), or sigmas over 0..1."""
     sigmas = getattr(scheduler, "sigmas", None)
-    values = _numbers(sigmas)[:steps] if sigmas is not None else torch.zeros(0)
-    if len(values) < steps or float(values.min()) < 0.0:
+    values = _numbers(sigmas)[:steps] if sigmas is not None else []
+    if len(values) < steps or min(values) < 0.0:
         raise StaError(
             f"the timesteps of {name} are on no known scale and it has no sigmas; "
             "pass dense_above as a noise level in 0..1"
         )
-    if float(values.max()) > 1.01:
-        return values / (1 + values)
-    return values if values[0] >= values[-1] else 1 - values
+    if max(values) > 1.01:
+        return [sigma / (1 + sigma) for sigma in values]
+    return _falling(values)
+
+
+def _falling(levels: list[float]) -> list[float]:
+    """Levels of a scheduler that counts upwards (Mochi inverts its sigmas) are turned round."""
+    return levels if levels[0] >= levels[-1] else [1 - level for level in levels]
 
 
 def _train_steps(scheduler: Any) -> float:
@@ -138,7 +140,3 @@ def _train_steps(scheduler: Any) -> float:
     if isinstance(config, dict):
         return float(config.get("num_train_timesteps", _SCHEDULER_SCALE))
     return float(getattr(config, "num_train_timesteps", _SCHEDULER_SCALE))
-
-
-def _as_list(levels: torch.Tensor) -> list[float]:
-    return [float(level) for level in levels.tolist()]

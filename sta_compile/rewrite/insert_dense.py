@@ -21,7 +21,7 @@ from .._torch import statically_known_true
 from ..analysis.find_timestep import TimestepFact
 from ..analysis.graph_view import canonical_name, fake_value, is_tensor
 from ..errors import StaError
-from ..planning.noise import Convention, UnknownConvention, comparisons, has_dense_steps
+from ..ir.noise_level import Convention, UnknownConvention, comparisons, has_dense_steps
 from .fake_values import VALUE, fake_mode_of, run
 
 _READS_ON_HOST = ("item", "tolist", "numpy")

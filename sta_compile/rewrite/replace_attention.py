@@ -10,6 +10,7 @@ import sympy
 import torch
 import torch.fx
 
+from .. import _torch
 from ..analysis.axes import Axis, Size, resolve, same_size, size_of
 from ..analysis.graph_view import GraphView, fake_value, is_inplace
 from ..analysis.infer_grid import ContextLengths, VideoAttention
@@ -25,6 +26,7 @@ class SizeNodes:
 
     def __init__(self, trace: DimTrace, threads: ValueThreads) -> None:
         self.trace, self.view, self.threads = trace, trace.view, threads
+        self._env = _torch.shape_env_of(self.view.gm)
         self._known: dict[tuple[Size, torch.fx.GraphModule], torch.fx.Node] = {}
 
     def of_axis(self, axis: Axis, before: torch.fx.Node) -> torch.fx.Node | None:
@@ -44,6 +46,7 @@ class SizeNodes:
         self, size: Size, owner: torch.fx.GraphModule, before: torch.fx.Node
     ) -> Number:
         """A number known as an expression, as a node of `owner` from a value before `before` that has a dimension of it."""
+        size = _torch.simplified(size, self._env)
         if isinstance(size, int):
             return size
         if (size, owner) in self._known:
@@ -201,7 +204,7 @@ class FlagNodes:
             return add_call(graph, "call_method", target, args, like=node)
 
         batch = method("size", q, 0)
-        start = lengths.start
+        start = _torch.simplified(lengths.start, _torch.shape_env_of(self.view.gm))
         if not isinstance(start, int):
             total = method("size", q, 2)
             last = contexts[-1]

@@ -1,10 +1,36 @@
-"""Chooses an emitter for a call, builds its kernel and launches it."""
+"""Runs an attention call: picks a kernel, builds it once, launches it.
+
+A kernel that fails to build or to launch is never tried again in this process; the next one takes
+its place and one warning names the reason. Nothing here waits for the device, and nothing is built
+while a CUDA graph is being captured: `prepare` builds ahead of time, and so does any earlier call.
+"""
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from ..codegen.emitter import Problem
+from ..codegen.select import select
+from ..errors import StaError
 from ..ir.geometry import Geometry
+from ..ir.kernel_spec import KernelSpec
+from ..ir.tiling import Tiling
+from .bind import bind, is_aligned, map_of
+from .target import detect
+
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+LENGTHS = {torch.int32: "i32", torch.int64: "i64"}
+
+_failed: dict[KernelSpec, str] = {}
+_built: set[tuple[KernelSpec, int]] = set()  # and the device index
+_said: set[str] = set()
 
 
 def attention_forward(
@@ -17,5 +43,187 @@ def attention_forward(
     scale: float,
     kernel: str,
 ) -> tuple[Tensor, Tensor] | None:
-    """(out, lse), or None if no kernel can run this call."""
+    """(out, lse), or None if the PyTorch reference has to compute this call.
+
+    kernel: "auto", "triton" (raises StaError if it can't run) or "reference".
+    """
+    if kernel == "reference" or (kernel == "auto" and q.device.type == "cpu") or q.numel() == 0:
+        return None
+    out = torch.empty_like(q)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
+    target = (
+        out if out.stride(3) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
+    )
+    key_lengths = None if key_lengths is None else key_lengths.contiguous()
+    dense = None if dense is None else dense.contiguous()
+    specs, reasons = select(_problem(q, k, v, target, key_lengths, dense, geometry, scale), kernel)
+    for spec in specs:
+        if spec not in _failed and _run(
+            spec, q, k, v, target, lse, key_lengths, dense, geometry, scale
+        ):
+            if target is not out:
+                out.copy_(target)
+            return out, lse
+    causes = (*reasons, *(_failed[spec] for spec in specs if spec in _failed))
+    reason = causes[0] if causes else "a CUDA graph is being captured and no kernel is built yet"
+    if kernel != "auto":
+        raise StaError(f"kernel={kernel!r} can't run: {reason}; pass kernel='auto'")
+    _say(f"attention runs in PyTorch operations, which is slow: {reason}")
     return None
+
+
+def prepare(
+    shape: tuple[int, int, int, int],
+    kv_heads: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    geometry: Geometry | None,
+    contexts: int,
+    *,
+    token_major: bool = True,
+    lengths: torch.dtype | None = None,
+    dense: bool = False,
+    scale: float = 1.0,
+    kernel: str = "auto",
+) -> tuple[str, ...]:
+    """Builds what calls on tensors [batch, heads, tokens, head_dim] will launch; texts of the kernels.
+
+    geometry: None for a grid that is not known yet: builds every block size that may be chosen.
+    token_major: memory is [batch, tokens, heads, head_dim]. Failures are kept and reported as for
+    a call, so that a model never fails to compile because a kernel does.
+    """
+    batch, heads, tokens, head_dim = shape
+    if device.type != "cuda" or kernel == "reference":
+        return ()
+
+    def empty(count: int, kind: torch.dtype) -> Tensor:
+        memory = (
+            (batch, tokens, count, head_dim) if token_major else (batch, count, tokens, head_dim)
+        )
+        x = torch.empty(memory, dtype=kind, device="meta")
+        return x.transpose(1, 2) if token_major else x
+
+    q, k = empty(heads, dtype), empty(kv_heads, dtype)
+    flags = torch.empty(batch, dtype=torch.bool, device="meta") if dense else None
+    counts = None if lengths is None else torch.empty(batch, contexts, dtype=lengths, device="meta")
+    rows = [((n, 1),) for n in (64, 128)] if geometry is None else [_query_rows(geometry)]
+    stand_in = geometry or _one_tile(tokens, contexts)
+    built: dict[str, None] = {}
+    for query_rows in rows:
+        problem = _problem(q, k, k, q, counts, flags, stand_in, scale, device, query_rows)
+        for spec in select(problem, kernel)[0]:
+            if spec in _failed or _build(spec, q, k, counts, flags, stand_in, scale, device):
+                built[spec.text()] = None
+                break
+    return tuple(built)
+
+
+def _problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    key_lengths: Tensor | None,
+    dense: Tensor | None,
+    geometry: Geometry,
+    scale: float,
+    device: torch.device | None = None,
+    query_rows: tuple[tuple[int, int], ...] | None = None,
+) -> Problem:
+    return Problem(
+        target=detect(device or q.device),
+        dtype=DTYPES.get(q.dtype, str(q.dtype)),
+        head_dim=q.shape[3],
+        contexts=len(geometry.contexts),
+        lengths="" if key_lengths is None else LENGTHS.get(key_lengths.dtype, "i64"),
+        dense=dense is not None,
+        scale=scale,
+        query_rows=query_rows or _query_rows(geometry),
+        aligned=all(map(is_aligned, (q, k, v, out))),
+        mapped=all(map_of(x) is not None for x in (q, k, v)),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _query_rows(geometry: Geometry) -> tuple[tuple[int, int], ...]:
+    """(rows, how many units) of tiles, by size class, and contexts."""
+    tiling = geometry.tiling
+    sizes = [Counter(tiling.sizes(axis)) for axis in range(3)]
+    units: Counter[int] = Counter()
+    for (t, a), (h, b), (w, c) in product(*(axis.items() for axis in sizes)):
+        units[t * h * w] += a * b * c
+    for _, length in geometry.contexts:
+        units[length] += 1
+    return tuple(units.items())
+
+
+def _run(spec: KernelSpec, *arguments: Any) -> bool:
+    """Launches on the current stream; False if that is not possible."""
+    q = arguments[0]
+    device = q.device.index
+    if (spec, device) not in _built and torch.cuda.is_current_stream_capturing():
+        return False
+    try:
+        count, values = bind(spec, *arguments)
+        kernel, fixed = _kernel(spec)
+        with torch.cuda.device(device):
+            kernel[(count,)](*values, **fixed)
+    except Exception as error:
+        _fail(spec, error)
+        return False
+    _built.add((spec, device))
+    return True
+
+
+def _build(
+    spec: KernelSpec,
+    q: Tensor,
+    k: Tensor,
+    counts: Tensor | None,
+    flags: Tensor | None,
+    geometry: Geometry,
+    scale: float,
+    device: torch.device,
+) -> bool:
+    """Compiles and loads without a launch; the arguments are meta tensors."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if (spec, index) in _built:
+        return True
+    try:
+        lse = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
+        _, values = bind(spec, q, k, k, q, lse, counts, flags, geometry, scale)
+        kernel, fixed = _kernel(spec)
+        with torch.cuda.device(index):
+            kernel.warmup(*values, grid=(1,), **fixed)._init_handles()
+    except Exception as error:
+        _fail(spec, error)
+        return False
+    _built.add((spec, index))
+    return True
+
+
+@lru_cache(maxsize=256)
+def _kernel(spec: KernelSpec) -> tuple[Any, dict[str, Any]]:
+    from ..codegen.triton import build, forward
+
+    return forward.attention_forward, build.constants(spec) | build.options(spec)
+
+
+def _one_tile(tokens: int, contexts: int) -> Geometry:
+    from ..ir.window import Window
+
+    one = (1, 1, 1)
+    return Geometry((tokens, *(0,) * contexts), 0, Tiling((1, 1, tokens), one), Window(one))
+
+
+def _fail(spec: KernelSpec, error: Exception) -> None:
+    lines = str(error).strip().splitlines() or ["no message"]
+    _failed[spec] = f"kernel [{spec.text()}] failed with {type(error).__name__}: {lines[-1]}"
+    _say(f"{_failed[spec]}; using the next best one. Please report this")
+
+
+def _say(message: str) -> None:
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(f"sta: {message}", RuntimeWarning, stacklevel=4)

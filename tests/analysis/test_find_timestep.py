@@ -20,10 +20,9 @@ def find(graph: Capture, option: str = "auto") -> TimestepFact | NoTimestep:
     return find_timestep(GraphView(graph.gm), option)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("model", MODELS)
-def test_diffusers(model, batch):
-    graph = captured(model, batch)
+def test_diffusers(model):
+    graph = captured(model, 1)
     fact = find(graph)
     assert isinstance(fact, TimestepFact)
     assert fact.name == ("t" if model == "z_image" else "timestep")
@@ -32,7 +31,7 @@ def test_diffusers(model, batch):
 
 
 def test_guidance_takes_the_same_road_but_is_not_it():
-    fact = find(captured("hunyuan_video", 2), "guidance")
+    fact = find(captured("hunyuan_video", 1), "guidance")
     assert isinstance(fact, TimestepFact)
     assert (fact.name, fact.factor) == ("guidance", 1.0)
     fact = find(captured("flux", 1), "guidance")
@@ -177,7 +176,7 @@ class Prefixed(Net):
 def test_factors(net, factor):
     name = {CalledT: "t", Prefixed: "video_timestep"}.get(net, "timestep")
     grad = net is Checkpointed  # Dynamo drops checkpoints where no gradient is wanted
-    fact = find(capture(net(), {"x": X.requires_grad_(grad), name: T}, grad=grad))
+    fact = find(capture(net(), {"x": X.clone().requires_grad_(grad), name: T}, grad=grad))
     assert isinstance(fact, TimestepFact)
     assert fact.name == name
     assert fact.factor == (None if factor is None else pytest.approx(factor))

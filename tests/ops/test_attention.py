@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-import sta_compile.ops  # noqa: F401  registers the operators
+import sta_compile.ops
 from sta_compile.errors import StaError
 from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ops import reference

@@ -11,15 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sta_compile.errors import InvalidOptionError, StaError
-from sta_compile.planning.noise import (
-    Comparison,
-    Convention,
-    UnknownConvention,
-    comparisons,
-    decide_convention,
-    infer_convention,
-    parse_noise,
-)
+from sta_compile.ir.noise_level import Comparison, Convention, UnknownConvention, comparisons
+from sta_compile.planning.noise import decide_convention, infer_convention, parse_noise
 from sta_compile.planning.noise_schedule import dense_above, dense_steps
 
 

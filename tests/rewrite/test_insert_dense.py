@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from torch.fx import GraphModule, Node
 from sta_compile.analysis.find_timestep import TimestepFact, find_timestep
 from sta_compile.analysis.graph_view import GraphView
 from sta_compile.errors import StaError
-from sta_compile.planning.noise import Convention, UnknownConvention, parse_noise
+from sta_compile.ir.noise_level import Convention, UnknownConvention
+from sta_compile.planning.noise import parse_noise
+from sta_compile.planning.noise_schedule import dense_steps
 from sta_compile.rewrite.insert_dense import insert_dense
 from tests.timestep_models import MODELS, Capture, capture, captured
 
@@ -92,11 +95,18 @@ class Small(torch.nn.Module):
             return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
 
+@cache
+def four_samples() -> Capture:
+    return small(torch.full((4,), 900.0), batch=4)
+
+
 def small(timestep: torch.Tensor, batch: int = 3, **options: Any) -> Capture:
     return capture(Small(), {"x": torch.randn(batch, 5, 8), "timestep": timestep}, **options)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64])
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int64)
+
+
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [
@@ -109,15 +119,16 @@ def small(timestep: torch.Tensor, batch: int = 3, **options: Any) -> Capture:
         ((6,), [True] * 3),  # not one row per sample: the noisiest decides for all
     ],
 )
-def test_shapes_and_dtypes(shape, expected, dtype):
-    timestep = torch.full(shape, 900, dtype=dtype)
+def test_shapes_and_dtypes(shape, expected):
+    timestep = torch.full(shape, 900.0)
     if timestep.ndim == 0:
         timestep.fill_(960)
     else:
         timestep.flatten()[timestep.numel() // 2] = 960
     graph = small(timestep)
     gm, fact = edited(graph, stated("0..1000"), 3)
-    assert flags_of(gm, fact, graph, timestep) == expected
+    for dtype in DTYPES:
+        assert flags_of(gm, fact, graph, timestep.to(dtype)) == expected
 
 
 CASES = [
@@ -135,7 +146,7 @@ CASES = [
 @pytest.mark.parametrize(("option", "timesteps", "expected"), CASES)
 def test_conventions(option, timesteps, expected):
     timestep = torch.tensor(timesteps)
-    graph = small(timestep, batch=4)
+    graph = four_samples()
     gm, fact = edited(graph, stated(option), 4)
     assert flags_of(gm, fact, graph, timestep) == expected
 
@@ -212,39 +223,39 @@ def host(t):
 
 @pytest.mark.parametrize("function", [branch, number, read, reduced, host])
 def test_functions_that_are_no_arithmetic(function):
-    graph = small(torch.full((3,), 900.0))
-    gm = graph.copy()
+    gm = four_samples().copy()
     before = list(gm.graph.nodes)
     fact = find_timestep(GraphView(gm))
     assert isinstance(fact, TimestepFact)
     with pytest.raises(
         StaError, match=r"can't be made part of the graph .* lambda t: 1 - t / 1000"
     ):
-        insert_dense(gm, fact, stated(function), 0.95, 0.0, 3, CPU)
+        insert_dense(gm, fact, stated(function), 0.95, 0.0, 4, CPU)
     assert list(gm.graph.nodes) == before
     gm.graph.lint()
 
 
-@pytest.mark.parametrize(("option", "timesteps", "expected"), CASES)
-def test_inductor_agrees_on_every_boundary(option, timesteps, expected):
-    """The flags of a compiled graph, timesteps in float32 and around the threshold."""
+def test_inductor_agrees_with_the_list_made_in_advance():
+    """Every convention's flags in one compiled graph, for timesteps on and around all of their thresholds."""
+    timesteps = torch.tensor([t for case in CASES for t in case[1]])
+    conventions = [stated(case[0]) for case in CASES]
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Any:
         fact = find_timestep(GraphView(gm))
         assert isinstance(fact, TimestepFact)
-        flags = insert_dense(gm, fact, stated(option), 0.95, 0.0, 4, CPU)
+        rows = [insert_dense(gm, fact, c, 0.95, 0.2, len(timesteps), CPU) for c in conventions]
         output = next(n for n in gm.graph.nodes if n.op == "output")
-        (result,) = output.args[0]
         with gm.graph.inserting_before(output):
-            shown = gm.graph.call_method("to", (flags, torch.float32))
-            shown = gm.graph.call_method("view", (shown, 4, 1, 1))
-            seen = gm.graph.call_method("expand_as", (shown, result))
-        output.args = ((seen,),)
+            output.args = ((gm.graph.call_function(torch.stack, (rows,)),),)
         gm.recompile()
         return compile_fx(gm, example_inputs)
 
     torch._dynamo.reset()
     compiled = torch.compile(Small(), backend=backend, fullgraph=True)
     with torch.no_grad():
-        flags = compiled(torch.randn(4, 5, 8), torch.tensor(timesteps))[:, 0, 0]
-    assert flags.bool().tolist() == expected
+        flags = compiled(torch.randn(len(timesteps), 5, 8), timesteps)
+    for row, convention in zip(flags, conventions, strict=True):
+        # Larger values of a convention within 0..1 would be read as a scheduler's own timesteps.
+        own = timesteps <= (1.0 if convention.name in ("0..1", "1..0") else 1000.0)
+        expected = dense_steps(convention, timesteps[own], 0.95, 0.2)
+        assert row[own].tolist() == expected, convention.name

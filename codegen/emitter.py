@@ -1,0 +1,49 @@
+"""What an emitter is: it accepts a problem and names the kernel for it, or says why not.
+
+An emitter never touches tensors: the same answers are given when a model is compiled, when
+`explain()` is asked about a GPU that is not there, and when the operator runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..ir.kernel_spec import KernelSpec
+from ..ir.target import Target
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention call as an emitter sees it.
+
+    query_rows: (rows, how many) of the units that blocks of queries can't cross: tiles, contexts.
+    lengths: integer type of key_lengths ("i32", "i64"), "" without.
+    aligned: all rows start at 16 bytes. mapped: q, k, v are each one 2-D matrix (tensor_map).
+    """
+
+    target: Target
+    dtype: str  # "fp16", "bf16", "fp32", or torch's name of any other
+    head_dim: int
+    contexts: int
+    lengths: str
+    dense: bool
+    scale: float
+    query_rows: tuple[tuple[int, int], ...]
+    aligned: bool = True
+    mapped: bool = True
+    direction: str = "forward"
+
+
+class Emitter(Protocol):
+    """One way to make a kernel."""
+
+    @property
+    def name(self) -> str:
+        """The `kernel` option that selects it."""
+
+    def refuse(self, problem: Problem) -> str:
+        """Why this emitter can't run `problem`, or ""."""
+
+    def specify(self, problem: Problem) -> KernelSpec:
+        """The kernel for a problem that was not refused."""

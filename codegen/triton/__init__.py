@@ -1,0 +1,1 @@
+"""Triton kernels. Modules in here import triton; the rest of sta_compile imports them lazily."""

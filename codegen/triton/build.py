@@ -1,0 +1,70 @@
+"""From a KernelSpec to the kernel's compile-time arguments, and to a binary without a GPU.
+
+`constants` is what a launch passes as tl.constexpr; `cross_compile` makes the same binary for any
+NVIDIA architecture on any machine, which is how CI checks registers, shared memory and instructions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from ...ir.kernel_spec import KernelSpec
+from .forward import attention_forward
+
+POINTERS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr")
+DESCRIPTORS = ("q_desc", "k_desc", "v_desc")
+
+
+def constants(spec: KernelSpec) -> dict[str, Any]:
+    """The tl.constexpr arguments of `attention_forward`."""
+    return {
+        "D": spec.head_dim,
+        "D_PADDED": spec.padded_head_dim,
+        "BLOCK_M": spec.blocks.m,
+        "BLOCK_N": spec.blocks.n,
+        "CONTEXTS": spec.contexts,
+        "UNIT": spec.unit,
+        "TMA": spec.loads == "tma",
+        # Three TF32 products give fp32 accuracy; one would lose 13 bits.
+        "PRECISION": "tf32x3" if spec.dtype == "fp32" else "tf32",
+        "STAGES": spec.blocks.stages,
+    }
+
+
+def options(spec: KernelSpec) -> dict[str, int]:
+    return {
+        "num_warps": spec.blocks.warps,
+        "num_stages": spec.blocks.stages,
+        "enable_fp_fusion": True,
+    }
+
+
+def cross_compile(spec: KernelSpec) -> Any:
+    """The compiled kernel: `.asm["ptx"]`, `.asm["cubin"]`, `.metadata.shared`. Needs no GPU."""
+    fixed = constants(spec)
+    dtype, name = spec.dtype, dict.fromkeys
+    signature: dict[str, str] = name(attention_forward.arg_names, "i32")
+    signature |= name(fixed, "constexpr") | name(POINTERS, f"*{dtype}")
+    signature |= {"lse_ptr": "*fp32", "scale": "fp32", "lengths_ptr": f"*{spec.lengths}"}
+    signature |= {"dense_ptr": "*u8"}
+    d = spec.padded_head_dim
+    for which, rows in zip(DESCRIPTORS, (spec.blocks.m, spec.blocks.n, spec.blocks.n), strict=True):
+        signature[which] = f"tensordesc<{dtype}[{rows},{d}]>"
+    absent = [] if spec.loads == "tma" else list(DESCRIPTORS)
+    absent += [] if spec.lengths else ["lengths_ptr"]
+    absent += [] if spec.dense else ["dense_ptr"]
+    fixed |= dict.fromkeys(absent)
+    signature |= name(absent, "constexpr")
+    order = {argument: index for index, argument in enumerate(attention_forward.arg_names)}
+    aligned = POINTERS if spec.unit > 1 else ()
+    source = ASTSource(
+        attention_forward,
+        signature={argument: signature[argument] for argument in order},
+        constexprs={(order[key],): value for key, value in fixed.items()},
+        attrs={(order[key],): [["tt.divisibility", 16]] for key in (*aligned, "lse_ptr")},
+    )
+    return triton.compile(source, target=GPUTarget("cuda", spec.arch, 32), options=options(spec))

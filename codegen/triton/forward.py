@@ -1,0 +1,314 @@
+"""Device code: attention forward. One program is one block of query rows of one head and sample.
+
+The rows lie in one tile, in one context segment, or, for a dense sample, anywhere in the video. The
+program walks its keys in two loops: the full blocks of all runs (video runs, then context segments)
+with no mask code at all, then the rest of all runs packed together, masked. Scores are in base 2.
+
+Order of programs: context queries first, since they read the whole sequence and would otherwise run
+alone at the end; then block after block of a head, so that neighbours share windows in L2.
+
+Strides of tokens, heads and samples come in units of UNIT elements, which tells the compiler that
+rows are aligned; the head dim is contiguous. Products of strides are 64-bit.
+"""
+
+import triton
+import triton.language as tl
+
+from .runs import axis_start, key_run, tail_keys, window_start
+
+
+@triton.jit
+def attend(q, k, v, top, total, acc, scale, valid, MASKED: tl.constexpr, PRECISION: tl.constexpr):
+    """One step of the online softmax over a block of keys. valid: bool [keys], used if MASKED."""
+    scores = tl.dot(q, k.T, input_precision=PRECISION)
+    if MASKED:
+        scores = tl.where(valid[None, :], scores, -float("inf"))
+    new = tl.maximum(top, tl.max(scores, 1) * scale)
+    weights = tl.math.exp2(scores * scale - new[:, None])
+    decay = tl.math.exp2(top - new)
+    total = total * decay + tl.sum(weights, 1)
+    acc = acc * decay[:, None]
+    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+    return new, total, acc
+
+
+@triton.jit
+def load_block(
+    desc, row, col, pointers, first, stride, columns, D: tl.constexpr, TMA: tl.constexpr
+):
+    """Keys or values [block, head_dim] from token `first` on; all of them exist."""
+    if TMA:
+        return desc.load([row + first, col])
+    pointers += first.to(tl.int64) * stride
+    if columns.shape[0] == D:
+        return tl.load(pointers)
+    return tl.load(pointers, mask=columns[None, :] < D, other=0.0)
+
+
+# Run-time integers: their values must not make new binaries. UNIT says what is known of strides.
+INTEGERS = (
+    "heads share q_batch q_head q_token k_batch k_head k_token v_batch v_head v_token out_batch "
+    "out_head out_token q_row_batch q_row_head q_col_head k_row_batch k_row_head k_col_head "
+    "v_row_batch v_row_head v_col_head tokens video T H W tiles_t tiles_h tiles_w window_t window_h "
+    "window_w batch_heads tile_blocks context_blocks start_0 length_0 start_1 length_1 start_2 "
+    "length_2 start_3 length_3"
+).split()
+
+
+@triton.jit(do_not_specialize=INTEGERS)
+def attention_forward(
+    q_desc,
+    k_desc,
+    v_desc,
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    lengths_ptr,
+    dense_ptr,
+    scale,
+    heads,
+    share,
+    q_batch,
+    q_head,
+    q_token,
+    k_batch,
+    k_head,
+    k_token,
+    v_batch,
+    v_head,
+    v_token,
+    out_batch,
+    out_head,
+    out_token,
+    q_row_batch,
+    q_row_head,
+    q_col_head,
+    k_row_batch,
+    k_row_head,
+    k_col_head,
+    v_row_batch,
+    v_row_head,
+    v_col_head,
+    tokens,
+    video,
+    T,
+    H,
+    W,
+    tiles_t,
+    tiles_h,
+    tiles_w,
+    window_t,
+    window_h,
+    window_w,
+    batch_heads,
+    tile_blocks,
+    context_blocks,
+    start_0,
+    length_0,
+    start_1,
+    length_1,
+    start_2,
+    length_2,
+    start_3,
+    length_3,
+    D: tl.constexpr,
+    D_PADDED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CONTEXTS: tl.constexpr,
+    UNIT: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    starts = (start_0, start_1, start_2, start_3)
+    lengths = (length_0, length_1, length_2, length_3)
+    pid = tl.program_id(0)
+    block = pid
+    per_head = tiles_t * tiles_h * tiles_w * tile_blocks
+    in_context = False
+    if CONTEXTS > 0:
+        in_context = pid < batch_heads * context_blocks
+        block = tl.where(in_context, pid, pid - batch_heads * context_blocks)
+        per_head = tl.where(in_context, context_blocks, per_head)
+    head = block // per_head
+    block = block % per_head
+    batch = head // heads
+    head = head % heads
+
+    # Context queries and dense samples see the video as one tile.
+    whole = in_context
+    if dense_ptr is not None:
+        whole = whole | (tl.load(dense_ptr + batch) != 0)
+    if CONTEXTS > 0 or dense_ptr is not None:
+        tile_blocks = tl.where(whole, per_head, tile_blocks)
+        tiles_t = tl.where(whole, 1, tiles_t)
+        tiles_h = tl.where(whole, 1, tiles_h)
+        tiles_w = tl.where(whole, 1, tiles_w)
+    tile = block // tile_blocks
+    block = block % tile_blocks
+    tile_w = tile % tiles_w
+    tile_h = tile // tiles_w % tiles_h
+    tile_t = tile // tiles_w // tiles_h
+
+    # Query rows: `first` is the block's first token, `rows` how many of the block exist.
+    small_t, small_h = T // tiles_t, H // tiles_h
+    large_t, large_h = T - small_t * tiles_t, H - small_h * tiles_h
+    w0 = axis_start(tile_w, W, tiles_w)
+    w1 = axis_start(tile_w + 1, W, tiles_w)
+    sizes = (H, W, small_t, large_t, small_h, large_h)
+    first, rows = key_run(tile_t, tile_h, (1, 1, 0, 0, w0, w1 - w0), sizes)
+    first += video + block * BLOCK_M
+    rows -= block * BLOCK_M
+    if CONTEXTS > 0:
+        before = 0
+        for x in tl.static_range(CONTEXTS):
+            blocks = tl.cdiv(lengths[x], BLOCK_M)
+            inside = in_context & (block >= before) & (block < before + blocks)
+            first = tl.where(inside, starts[x] + (block - before) * BLOCK_M, first)
+            rows = tl.where(inside, lengths[x] - (block - before) * BLOCK_M, rows)
+            before += blocks
+
+    # Key runs of the window.
+    half_t, half_h, half_w = window_t // 2, window_h // 2, window_w // 2
+    width_t = tl.minimum(tiles_t, 2 * half_t + 1)
+    width_h = tl.minimum(tiles_h, 2 * half_h + 1)
+    width_w = tl.minimum(tiles_w, 2 * half_w + 1)
+    lo_t = window_start(tile_t, half_t, width_t, tiles_t)
+    lo_h = window_start(tile_h, half_h, width_h, tiles_h)
+    lo_w = window_start(tile_w, half_w, width_w, tiles_w)
+    col = axis_start(lo_w, W, tiles_w)
+    cols = axis_start(lo_w + width_w, W, tiles_w) - col
+    join_h = width_w == tiles_w
+    join_t = join_h & (width_h == tiles_h)
+    step_t = tl.where(join_t, width_t, 1)
+    step_h = tl.where(join_h, width_h, 1)
+    runs_t = tl.where(join_t, 1, width_t)
+    runs_h = tl.where(join_h, 1, width_h)
+    box = (step_t, step_h, lo_t, lo_h, col, cols)
+    runs_t = tl.where(rows > 0, runs_t, 0)  # a block past the end of its tile has nothing to do
+
+    # Blocks of keys: `full` ones, then `rest` keys.
+    full = 0
+    rest = 0
+    for a in range(runs_t):
+        for b in range(runs_h):
+            _, length = key_run(a, b, box, sizes)
+            full += length // BLOCK_N
+            rest += length % BLOCK_N
+    valid_0, valid_1, valid_2, valid_3 = length_0, length_1, length_2, length_3
+    if lengths_ptr is not None:
+        at = lengths_ptr + batch * CONTEXTS
+        valid_0 = tl.minimum(tl.maximum(tl.load(at).to(tl.int32), 0), length_0)
+        if CONTEXTS > 1:
+            valid_1 = tl.minimum(tl.maximum(tl.load(at + 1).to(tl.int32), 0), length_1)
+        if CONTEXTS > 2:
+            valid_2 = tl.minimum(tl.maximum(tl.load(at + 2).to(tl.int32), 0), length_2)
+        if CONTEXTS > 3:
+            valid_3 = tl.minimum(tl.maximum(tl.load(at + 3).to(tl.int32), 0), length_3)
+    valids = (valid_0, valid_1, valid_2, valid_3)
+    video_full = full
+    for x in tl.static_range(CONTEXTS):
+        count = tl.where(rows > 0, valids[x], 0)
+        full += count // BLOCK_N
+        rest += count % BLOCK_N
+
+    kv_head = head // share
+    m = tl.arange(0, BLOCK_M)
+    n = tl.arange(0, BLOCK_N)
+    d = tl.arange(0, D_PADDED)
+    batch, head, kv_head = batch.to(tl.int64), head.to(tl.int64), kv_head.to(tl.int64)
+    row_mask = (m < rows)[:, None]
+    if D != D_PADDED:
+        row_mask = row_mask & (d < D)[None, :]
+    k_token, v_token = k_token.to(tl.int64) * UNIT, v_token.to(tl.int64) * UNIT
+    k_base = k_ptr + (batch * k_batch + kv_head * k_head) * UNIT
+    v_base = v_ptr + (batch * v_batch + kv_head * v_head) * UNIT
+    k_row, v_row, k_col, v_col = 0, 0, 0, 0
+    if TMA:
+        q_row = (batch * q_row_batch + head * q_row_head).to(tl.int32) + first
+        k_row = (batch * k_row_batch + kv_head * k_row_head).to(tl.int32)
+        v_row = (batch * v_row_batch + kv_head * v_row_head).to(tl.int32)
+        k_col = (kv_head * k_col_head).to(tl.int32)
+        v_col = (kv_head * v_col_head).to(tl.int32)
+        q = q_desc.load([q_row, (head * q_col_head).to(tl.int32)])
+    else:
+        q_token = q_token.to(tl.int64) * UNIT
+        q_base = q_ptr + (batch * q_batch + head * q_head) * UNIT + first.to(tl.int64) * q_token
+        q = tl.load(q_base + m[:, None] * q_token + d[None, :], mask=row_mask, other=0.0)
+    k_block = k_base + n[:, None] * k_token + d[None, :]
+    v_block = v_base + n[:, None] * v_token + d[None, :]
+
+    top = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, D_PADDED], tl.float32)
+
+    # Full blocks. (a, b): current run; `left`: its full blocks that are not done.
+    a, b = 0, 0
+    at, length = key_run(0, 0, box, sizes)
+    at += video
+    left = length // BLOCK_N
+    if CONTEXTS > 0:
+        before = video_full
+        for x in tl.static_range(CONTEXTS):
+            at = tl.where(before == 0, starts[x], at)
+            left = tl.where(before == 0, full + 1, left)
+            before += valids[x] // BLOCK_N
+    for j in tl.range(0, full, num_stages=STAGES):
+        k = load_block(k_desc, k_row, k_col, k_block, at, k_token, d, D, TMA)
+        v = load_block(v_desc, v_row, v_col, v_block, at, v_token, d, D, TMA)
+        top, total, acc = attend(q, k, v, top, total, acc, scale, None, False, PRECISION)
+        # The next run is (a, b + 1) if that has a full block; runs get no longer, so otherwise no
+        # later one of this `a` has, and it is (a + 1, 0).
+        left -= 1
+        _, length = key_run(a, b + 1, box, sizes)
+        wrap = (b + 1 >= runs_h) | (length < BLOCK_N)
+        next_a = tl.where(wrap, a + 1, a)
+        next_b = tl.where(wrap, 0, b + 1)
+        start, length = key_run(next_a, next_b, box, sizes)
+        done = left == 0
+        a = tl.where(done, next_a, a)
+        b = tl.where(done, next_b, b)
+        at = tl.where(done, video + start, at + BLOCK_N)
+        left = tl.where(done, length // BLOCK_N, left)
+        if CONTEXTS > 0:
+            before = video_full
+            for x in tl.static_range(CONTEXTS):
+                at = tl.where(j + 1 == before, starts[x], at)
+                left = tl.where(j + 1 == before, full + 1, left)
+                before += valids[x] // BLOCK_N
+
+    # The rest of all runs, packed: key i of the rest is token `key`.
+    for j in tl.range(0, tl.cdiv(rest, BLOCK_N), num_stages=1):
+        rank = j * BLOCK_N + n
+        key, before = tail_keys(rank, video, runs_t, runs_h, box, sizes, BLOCK_N)
+        for x in tl.static_range(CONTEXTS):
+            tail = valids[x] % BLOCK_N
+            packed = (rank >= before) & (rank < before + tail)
+            key = tl.where(packed, starts[x] + valids[x] - tail + rank - before, key)
+            before += tail
+        valid = key >= 0
+        mask = valid[:, None]
+        if D != D_PADDED:
+            mask = mask & (d < D)[None, :]
+        token = key.to(tl.int64)[:, None]
+        # Zeros, not only a weight of zero: 0 * NaN would be NaN.
+        k = tl.load(k_base + token * k_token + d[None, :], mask=mask, other=0.0)
+        v = tl.load(v_base + token * v_token + d[None, :], mask=mask, other=0.0)
+        top, total, acc = attend(q, k, v, top, total, acc, scale, valid, True, PRECISION)
+
+    acc = acc / tl.where(total == 0, 1, total)[:, None]
+    out_token = out_token.to(tl.int64) * UNIT
+    out_base = (
+        out_ptr + (batch * out_batch + head * out_head) * UNIT + first.to(tl.int64) * out_token
+    )
+    tl.store(
+        out_base + m[:, None] * out_token + d[None, :],
+        acc.to(out_ptr.dtype.element_ty),
+        mask=row_mask,
+    )
+    lse = (top + tl.math.log2(total)) * 0.6931471805599453
+    lse_base = lse_ptr + (batch * heads + head) * tokens + first
+    tl.store(lse_base + m, lse, mask=m < rows)

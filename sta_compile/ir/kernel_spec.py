@@ -1,0 +1,61 @@
+"""The identity of a binary: everything that the source of one kernel depends on, and no length.
+
+Grids, tile counts, windows, segment lengths, heads and strides are run-time integers, so that one
+binary serves all videos and prompts:
+
+    "forward sm90 bf16 d128 128x128 warps=8 stages=3 tma unit=8 contexts=1 lengths=i32 dense"
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Block sizes of a kernel: `m` query rows by `n` keys, warps, pipeline stages."""
+
+    m: int
+    n: int
+    warps: int
+    stages: int
+
+
+def pad_head_dim(head_dim: int) -> int:
+    """Head dim in the kernel: the next power of two, at least 32."""
+    return max(32, 1 << (head_dim - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """direction: "forward". dtype: "fp16", "bf16" or "fp32". loads: "tma" or "pointer".
+
+    unit: elements in which strides are counted (8: rows are aligned, 1: they may not be).
+    contexts: number of context segments. lengths: integer type of key_lengths, "" without.
+    """
+
+    direction: str
+    arch: int  # 10 * major + minor
+    dtype: str
+    head_dim: int
+    blocks: Blocks
+    loads: str
+    unit: int
+    contexts: int
+    lengths: str
+    dense: bool
+
+    @property
+    def padded_head_dim(self) -> int:
+        return pad_head_dim(self.head_dim)
+
+    def text(self) -> str:
+        m, n = self.blocks.m, self.blocks.n
+        parts = [
+            f"{self.direction} sm{self.arch} {self.dtype} d{self.head_dim} {m}x{n}",
+            f"warps={self.blocks.warps} stages={self.blocks.stages}",
+            f"{self.loads} unit={self.unit} contexts={self.contexts}",
+            f"lengths={self.lengths}" if self.lengths else "",
+            "dense" if self.dense else "",
+        ]
+        return " ".join(part for part in parts if part)

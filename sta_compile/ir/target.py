@@ -1,0 +1,48 @@
+"""The device that a kernel is made for, as a value: no torch, so that plans can name any GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Shared memory in bytes that one block may use, by compute capability: what the driver reports as
+# the opt-in maximum. Others get the smallest of these.
+SHARED_MEMORY = {
+    80: 166_912,
+    86: 101_376,
+    87: 166_912,
+    89: 101_376,
+    90: 232_448,
+    100: 232_448,
+    103: 232_448,
+    110: 232_448,
+    120: 101_376,
+    121: 101_376,
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """kind: "cuda" (NVIDIA only), "hip", "xpu", "mps", "cpu", ...; the rest is for kind "cuda".
+
+    capability: 10 * major + minor, 90 for Hopper. unsupported: why nothing is sped up, or "".
+    """
+
+    kind: str
+    capability: int = 0
+    sm_count: int = 0
+    shared_memory: int = 0
+    name: str = ""
+    unsupported: str = ""
+
+    @staticmethod
+    def cuda(capability: int, sm_count: int = 0, name: str = "", shared_memory: int = 0) -> Target:
+        """An NVIDIA GPU by capability; nothing needs to be plugged in."""
+        old = capability < 80
+        return Target(
+            "cuda",
+            capability,
+            sm_count,
+            shared_memory or SHARED_MEMORY.get(capability, min(SHARED_MEMORY.values())),
+            name or f"sm_{capability}",
+            f"compute capability {capability / 10} is older than 8.0 (Ampere)" if old else "",
+        )

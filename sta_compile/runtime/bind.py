@@ -1,0 +1,98 @@
+"""From tensors to the arguments of the Triton forward kernel.
+
+Works on tensors of any device, so that the interpreter can run what a GPU would be given.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..codegen.tensor_map import TensorMap, tensor_map
+from ..ir.geometry import Geometry
+from ..ir.kernel_spec import KernelSpec
+
+MAX_CONTEXTS = 4
+LOG2_E = log2(2.718281828459045)
+NO_MAP = TensorMap(0, 0, 0, 0, 0, 0)
+
+
+def map_of(x: Tensor) -> TensorMap | None:
+    return tensor_map(tuple(x.shape), x.stride(), x.itemsize, x.data_ptr())
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Every row of x starts at a multiple of 16 bytes and of 8 elements."""
+    axes = zip(x.shape[:3], x.stride()[:3], strict=True)
+    return x.data_ptr() % 16 == 0 and all(stride % 8 == 0 for size, stride in axes if size > 1)
+
+
+def programs(spec: KernelSpec, geometry: Geometry, batch_heads: int) -> tuple[int, int, int]:
+    """(programs in all, blocks of a tile, blocks of all contexts of one head)."""
+    m = spec.blocks.m
+    per_tile = -(-geometry.largest_tile // m)
+    contexts = sum(-(-length // m) for _, length in geometry.contexts)
+    per_head = geometry.tiling.count_tiles * per_tile + contexts
+    return batch_heads * per_head, per_tile, contexts
+
+
+def bind(
+    spec: KernelSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    key_lengths: Tensor | None,
+    dense: Tensor | None,
+    geometry: Geometry,
+    scale: float,
+) -> tuple[int, list[Any]]:
+    """(programs, arguments in the kernel's order up to its constants)."""
+    batch, heads, tokens, _ = q.shape
+    descriptors: list[Any] = [None, None, None]
+    maps = [NO_MAP, NO_MAP, NO_MAP]
+    if spec.loads == "tma":
+        found = [map_of(x) for x in (q, k, v)]
+        maps = [m for m in found if m is not None]
+        assert len(maps) == 3, "the TMA emitter refuses tensors that are not one matrix"
+        rows = (spec.blocks.m, spec.blocks.n, spec.blocks.n)
+        descriptors = [_descriptor(*x, spec) for x in zip((q, k, v), maps, rows, strict=True)]
+    strides = [s // spec.unit for x in (q, k, v, out) for s in x.stride()[:3]]
+    offsets = [o for m in maps for o in (m.row_batch, m.row_head, m.col_head)]
+    count, per_tile, contexts = programs(spec, geometry, batch * heads)
+    segments = [n for run in geometry.contexts for n in run]
+    segments += [0] * (2 * MAX_CONTEXTS - len(segments))
+    return count, [
+        *descriptors,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        key_lengths,
+        None if dense is None else dense.view(torch.uint8),
+        scale * LOG2_E,
+        heads,
+        heads // k.shape[1],
+        *strides,
+        *offsets,
+        tokens,
+        geometry.video_start,
+        *geometry.tiling.grid,
+        *geometry.tiling.tiles,
+        *geometry.window.tiles,
+        batch * heads,
+        per_tile,
+        contexts,
+        *segments,
+    ]
+
+
+def _descriptor(x: Tensor, m: TensorMap, rows: int, spec: KernelSpec) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor(x, [m.rows, m.cols], [m.stride, 1], [rows, spec.padded_head_dim])

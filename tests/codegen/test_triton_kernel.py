@@ -1,0 +1,101 @@
+"""The Triton kernel without a GPU: numerics in the interpreter, binaries by cross-compilation."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+from sta_compile.codegen.blocks import choices
+from sta_compile.ir.kernel_spec import KernelSpec, pad_head_dim
+from sta_compile.ir.target import SHARED_MEMORY
+
+triton = pytest.importorskip("triton")
+
+
+INTERPRETS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7) or tuple(
+    map(int, numpy.__version__.split(".")[:2])
+) < (2, 4)
+
+
+@pytest.mark.skipif(not INTERPRETS, reason="triton 3.6's interpreter needs numpy below 2.4")
+def test_numerics_in_the_interpreter():
+    root = Path(__file__).parents[2]
+    path = os.pathsep.join([str(root), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.codegen.interpreted"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "all equal the definition" in done.stdout
+
+
+# arch, dtype, head dim, loads: both head dims everywhere, the awkward ones on a few
+KERNELS = [
+    *((arch, "bf16", d, "pointer") for arch in (80, 86, 89, 90, 100, 120) for d in (64, 128)),
+    *((arch, "fp16", d, "tma") for arch in (90, 100) for d in (64, 128)),
+    (90, "bf16", 256, "tma"),
+    (90, "bf16", 96, "pointer"),
+    (90, "fp32", 128, "pointer"),
+    (80, "fp16", 72, "pointer"),
+    (120, "fp16", 256, "pointer"),
+    (120, "fp32", 64, "pointer"),
+]
+
+
+def compiled(spec, tmp_path):
+    """(kernel, PTX, resource usage)"""
+    from sta_compile.codegen.triton.build import cross_compile
+
+    kernel = cross_compile(spec)
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(kernel.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    usage = subprocess.run([tool, "-res-usage", binary], capture_output=True, text=True, check=True)
+    return kernel, kernel.asm["ptx"], usage.stdout + usage.stderr
+
+
+def check_fits(spec, tmp_path):
+    kernel, ptx, usage = compiled(spec, tmp_path)
+    assert kernel.metadata.shared <= SHARED_MEMORY[spec.arch]
+    assert re.findall(r"STACK:(\d+)", usage) == ["0"], usage
+    assert re.findall(r"LOCAL:(\d+)", usage) == ["0"], usage
+    return ptx
+
+
+@pytest.mark.parametrize(("arch", "dtype", "head_dim", "loads"), KERNELS)
+def test_compiles_without_spills_within_shared_memory(arch, dtype, head_dim, loads, tmp_path):
+    table = choices(arch, dtype, pad_head_dim(head_dim), loads)
+    spec = KernelSpec(
+        "forward", arch, dtype, head_dim, table[0].blocks, loads, 8, 1, "i32", dense=True
+    )
+    ptx = check_fits(spec, tmp_path)
+    if loads == "tma":
+        assert "cp.async.bulk.tensor.2d" in ptx
+    elif dtype != "fp32" or arch != 100:
+        assert "cp.async.c" in ptx
+    if dtype != "fp32":
+        product = {90: "wgmma.mma_async", 100: "tcgen05.mma"}.get(arch, "mma.sync")
+        assert product in ptx
+    assert ".local " not in ptx
+
+
+@pytest.mark.parametrize(
+    ("contexts", "lengths", "dense"), [(0, "", False), (4, "i64", True), (0, "", True)]
+)
+def test_flags(contexts, lengths, dense, tmp_path):
+    for choice in choices(90, "bf16", 128, "tma"):
+        check_fits(
+            KernelSpec(
+                "forward", 90, "bf16", 128, choice.blocks, "tma", 8, contexts, lengths, dense
+            ),
+            tmp_path,
+        )

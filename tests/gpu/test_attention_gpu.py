@@ -1,0 +1,294 @@
+"""The Triton kernel on a real GPU against the definition. `kernel=triton` raises if it can't run."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import sta_compile.ops
+from sta_compile.ir.attention_spec import AttentionSpec
+from sta_compile.runtime import launch
+from tests import oracle
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+ERROR = {torch.bfloat16: 4e-3, torch.float16: 8e-4, torch.float32: 2e-5}
+
+# grid, tiles, window, roles, segments, key_lengths, dense
+SMALL = {
+    "one token": ((1, 1, 1), (1, 1, 1), (1, 1, 1), ("video",), [1], None, None),
+    "divides": ((6, 8, 16), (3, 4, 4), (3, 3, 1), ("video",), [768], None, None),
+    "ragged": ((7, 13, 17), (3, 3, 4), (1, 3, 3), ("video",), [1547], None, None),
+    "full cols": ((5, 9, 11), (5, 3, 3), (3, 1, 3), ("video",), [495], None, None),
+    "full": ((5, 9, 11), (5, 3, 3), (5, 3, 3), ("video",), [495], None, None),
+    "text after": (
+        (5, 12, 16),
+        (3, 3, 4),
+        (1, 3, 3),
+        ("video", "context"),
+        [960, 200],
+        [[200], [77], [0]],
+        None,
+    ),
+    "text before, dense": (
+        (5, 12, 16),
+        (3, 3, 4),
+        (1, 1, 3),
+        ("context", "video"),
+        [300, 960],
+        [[300], [129], [1]],
+        [False, True, False],
+    ),
+    "text on both sides": (
+        (4, 9, 31),
+        (4, 3, 5),
+        (1, 3, 1),
+        ("context", "video", "context"),
+        [129, 1116, 127],
+        [[129, 0], [128, 127], [0, 0]],
+        [True, False, True],
+    ),
+    "four contexts": (
+        (3, 8, 8),
+        (3, 2, 2),
+        (1, 1, 1),
+        ("context", "context", "video", "context", "context"),
+        [17, 0, 192, 130, 5],
+        None,
+        [False, False, True],
+    ),
+}
+
+
+def tensors(shape, layout, dtype, generator):
+    b, h, n, d = shape
+    if layout == "bhnd":
+        x = torch.randn(b, h, n, d, device="cuda", generator=generator)
+    elif layout == "bnhd":
+        x = torch.randn(b, n, h, d, device="cuda", generator=generator).transpose(1, 2)
+    else:  # a third of a fused projection
+        x = torch.randn(b, n, h, 3 * d, device="cuda", generator=generator).transpose(1, 2)
+    return x.to(dtype)[..., -d:]
+
+
+def poison_free_memory(*sizes):
+    """The caching allocator hands these blocks out again, full of NaN."""
+    blocks = [torch.full((size,), torch.nan, device="cuda") for size in sizes for _ in range(3)]
+    del blocks
+
+
+def check(case, heads, head_dim, dtype, layout, kernel="triton", value_scale=1.0):
+    grid, tiles, window, roles, segments, lengths, flags = SMALL[case]
+    batch = 3
+    generator = torch.Generator("cuda").manual_seed(1)
+    q, k, v = (
+        tensors((batch, h, sum(segments), head_dim), layout, dtype, generator)
+        for h in (heads[0], heads[1], heads[1])
+    )
+    v = v * value_scale
+    mask = oracle.full_mask(
+        grid, tiles, window, roles, segments, batch, lengths and torch.tensor(lengths), flags
+    ).cuda()
+    for x in (k, v):
+        x.masked_fill_(~mask.any(1)[:, None, :, None], torch.nan)
+    spec = AttentionSpec(roles, tiles=tiles, window=window, kernel=kernel).text()
+    key_lengths = None if lengths is None else torch.tensor(lengths, device="cuda")
+    dense = None if flags is None else torch.tensor(flags, device="cuda")
+    poison_free_memory(q.numel() * q.itemsize // 4, q.numel() // head_dim)
+    scale = head_dim**-0.5
+    out, lse = torch.ops.sta.attention(
+        q, k, v, key_lengths, dense, segments, list(grid), spec, scale
+    )
+    expected, expected_lse = oracle.attention(q.double(), k.double(), v.double(), mask, scale)
+    assert out.stride() == torch.empty_like(q).stride()
+    error = ((out.double() - expected).norm() / expected.norm()).item()
+    assert error < ERROR[dtype]
+    torch.testing.assert_close(lse.double(), expected_lse, atol=2e-3, rtol=2e-4)
+
+
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd", "fused"])
+@pytest.mark.parametrize("case", SMALL)
+def test_cases(case, layout):
+    check(case, (4, 2), 128, torch.bfloat16, layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("head_dim", [32, 40, 64, 72, 80, 96, 120, 128, 160, 256])
+def test_head_dims_and_dtypes(head_dim, dtype):
+    check("text on both sides", (2, 2), head_dim, dtype, "bnhd")
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (5, 1)])
+def test_shared_key_heads(heads):
+    check("text after", heads, 64, torch.bfloat16, "bhnd")
+
+
+def test_large_values_in_half_precision():
+    check("text after", (2, 2), 64, torch.float16, "bhnd", value_scale=1e3)
+
+
+@pytest.mark.parametrize("case", ["ragged", "text on both sides"])
+def test_pointer_loads(case, monkeypatch):
+    """What runs where rows are not aligned, or when TMA is not there."""
+    monkeypatch.setattr(
+        "sta_compile.codegen.triton_forward.TritonForward._refuse_tma", lambda *_: "not now"
+    )
+    launch.select.cache_clear()
+    check(case, (4, 2), 128, torch.bfloat16, "bnhd")
+    launch.select.cache_clear()
+
+
+def test_rows_that_are_not_aligned():
+    grid, segments = [3, 8, 8], [192]
+    spec = AttentionSpec(("video",), tiles=(3, 4, 4), window=(1, 3, 3), kernel="triton").text()
+    wide = torch.randn(2, 192, 3, 3 * 41, device="cuda", dtype=torch.bfloat16)
+    q, k, v = (wide[..., 41 * i + 1 : 41 * i + 41].transpose(1, 2) for i in range(3))
+    out, _ = torch.ops.sta.attention(q, k, v, None, None, segments, grid, spec, 0.2)
+    exact = spec.replace("triton", "reference")
+    expected, _ = torch.ops.sta.attention(q, k, v, None, None, segments, grid, exact, 0.2)
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+
+
+def wan(heads=2, head_dim=128, **kwargs):
+    grid = (21, 45, 80)
+    tokens = 21 * 45 * 80
+    spec = AttentionSpec(("video",), tiles=(4, 5, 11), window=(3, 3, 3), kernel="triton").text()
+    shape = (1, tokens, heads, head_dim)
+    q, k, v = (
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16).transpose(1, 2) for _ in range(3)
+    )
+    return [q, k, v, None, None, [tokens], list(grid), spec, head_dim**-0.5]
+
+
+def reference_of(arguments):
+    exact = [x.replace("triton", "reference") if isinstance(x, str) else x for x in arguments]
+    return torch.ops.sta.attention(*exact)[0]
+
+
+def relative(a, b):
+    return ((a.float() - b.float()).norm() / b.float().norm()).item()
+
+
+def test_a_real_grid():
+    arguments = wan()
+    out, _ = torch.ops.sta.attention(*arguments)
+    assert relative(out, reference_of(arguments)) < 4e-3
+
+
+def test_strides_beyond_two_to_the_31():
+    """A fused projection of 80 heads: 75,600 rows of 30,720 elements."""
+    arguments = wan()
+    tokens, heads = 21 * 45 * 80, 80
+    fused = torch.randn(tokens, 3, heads, 128, device="cuda", dtype=torch.bfloat16)
+    assert fused.stride(0) * tokens > 2**31
+    q, k, v = (fused[:tokens, i, -2:].transpose(0, 1)[None] for i in range(3))
+    arguments[:3] = q, k, v
+    out, _ = torch.ops.sta.attention(*arguments)
+    assert relative(out, reference_of([q.clone(), k.clone(), v.clone(), *arguments[3:]])) < 4e-3
+
+
+def test_no_synchronisation():
+    arguments = wan()
+    arguments[4] = torch.tensor([True], device="cuda")
+    torch.ops.sta.attention(*arguments)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        torch.ops.sta.attention(*arguments)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_cuda_graph_capture():
+    arguments = wan()
+    arguments[4] = torch.tensor([False], device="cuda")
+    torch.ops.sta.attention(*arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = torch.ops.sta.attention(*arguments)
+    for flag in (False, True):
+        arguments[4].fill_(flag)
+        arguments[0].normal_()
+        graph.replay()
+        assert relative(out, reference_of(arguments)) < 4e-3
+
+
+def test_capture_of_a_kernel_that_is_not_built_uses_the_reference():
+    arguments = wan(heads=1, head_dim=48)
+    arguments[7] = arguments[7].replace("kernel=triton", "kernel=auto")
+    arguments[4] = torch.tensor([True], device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.cuda.graph(graph):
+            out, _ = torch.ops.sta.attention(*arguments)
+    graph.replay()
+    assert relative(out, torch.ops.sta.attention(*arguments)[0]) < 4e-3
+
+
+def test_prepared_kernels_are_not_built_again(monkeypatch):
+    arguments = wan(heads=2, head_dim=96)
+    geometry = sta_compile.ops.arguments.geometry_of(*arguments[5:8])
+    names = launch.prepare(
+        tuple(arguments[0].shape), 2, torch.bfloat16, torch.device("cuda"), geometry, 0
+    )
+    assert len(names) == 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # would raise for a kernel that is not built
+        out, _ = torch.ops.sta.attention(*arguments)
+    graph.replay()
+    assert relative(out, reference_of(arguments)) < 4e-3
+
+
+def test_a_failing_kernel_falls_back_with_one_warning(monkeypatch):
+    arguments = wan(heads=1)
+    arguments[7] = arguments[7].replace("kernel=triton", "kernel=auto")
+    monkeypatch.setattr(launch, "_failed", {})
+    monkeypatch.setattr(launch, "_said", set())
+
+    def broken(spec):
+        raise RuntimeError("no registers left")
+
+    monkeypatch.setattr(launch, "_kernel", broken)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        out, _ = torch.ops.sta.attention(*arguments)
+        torch.ops.sta.attention(*arguments)
+    messages = [str(w.message) for w in seen]
+    assert sum("no registers left" in m and "tma" in m for m in messages) == 1
+    assert len(messages) == len(set(messages))
+    monkeypatch.undo()
+    assert relative(out, reference_of(arguments)) < 4e-3
+
+
+def test_gradients_and_autocast():
+    arguments = wan(heads=1, head_dim=64)
+    q = arguments[0].float().requires_grad_()
+    with torch.autocast("cuda", torch.bfloat16):
+        out, _ = torch.ops.sta.attention(q, *arguments[1:])
+    assert out.dtype == torch.bfloat16
+    out.float().square().sum().backward()
+    q2 = arguments[0].float().requires_grad_()
+    exact = [x.float() if i < 2 else x for i, x in enumerate(arguments[1:])]
+    reference_of([q2, *exact]).square().sum().backward()
+    assert relative(q.grad, q2.grad) < 2e-2
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_inside_torch_compile(mode):
+    arguments = wan(heads=1, head_dim=64)
+
+    @torch.compile(fullgraph=True, mode=mode)
+    def f(q, k, v, dense):
+        return torch.ops.sta.attention(q * 1.5, k, v, None, dense, *arguments[5:])[0] + 1
+
+    dense = torch.tensor([False], device="cuda")
+    for _ in range(3):
+        out = f(*arguments[:3], dense)
+    expected = reference_of([arguments[0] * 1.5, *arguments[1:4], dense, *arguments[5:]]) + 1
+    assert relative(out, expected) < 4e-3

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sta_compile.__main__ import main
+from sta_compile.settings import OPTIONS
+
+SMALL = ["num_layers=2", "num_attention_heads=2", "ffn_dim=64", "text_dim=16"]
+
+
+def explain(*arguments):
+    return main(["explain", "WanTransformer3DModel", "--config", *SMALL, *arguments])
+
+
+def test_explain_prints_a_table(capsys):
+    assert explain("--size", "81x480x832", "--timesteps", "999,960,500") == 0
+    out = capsys.readouterr().out
+    assert "2 of 2 self-attentions over 21x30x52 tokens" in out
+    assert "blocks.0-1.attn1" in out
+    assert "dense steps: 2 of 3 (0-1)" in out
+
+
+def test_explain_prints_json(capsys):
+    assert explain("--size", "81x480x832", "--option", "window=full", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [site["grid"] for site in found["replaced"]] == [[21, 30, 52]] * 2
+    assert found["settings"]["window"] == "full"
+    assert found["name"] == "WanTransformer3DModel"
+
+
+def test_nothing_replaced_is_an_exit_code_of_one(capsys):
+    assert explain("--size", "5x64x64") == 1
+    assert "min_tokens" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--size", "720x1280"], "pass --size as FRAMESxHEIGHTxWIDTH"),
+        (["--option", "windw=full"], "did you mean 'window'"),
+        (["--option", "window"], "is not KEY=VALUE"),
+        (["--timesteps", "a,b"], "--timesteps as numbers"),
+    ],
+)
+def test_mistakes_are_one_line(capsys, arguments, hint):
+    assert explain(*arguments) == 2
+    error = capsys.readouterr().err
+    assert hint in error
+    assert error.count("\n") == 1
+
+
+def test_doctor_names_what_is_installed_and_what_runs(capsys):
+    assert main(["doctor", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["versions"]["torch"]
+    assert found["entry_point"] == "sta_compile.backend:sta"
+    assert found["devices"][-1]["name"] == "cpu"
+    assert main(["doctor"]) == 0
+    assert "triton" in capsys.readouterr().out
+
+
+def test_options_lists_every_option(capsys):
+    assert main(["options"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in OPTIONS)
