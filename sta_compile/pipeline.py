@@ -57,8 +57,9 @@ def rewrite(
         log.exception("rewriting %s failed; it runs unchanged", report.name)
         saved.restore()
         _give_up(report, f"an internal error: {type(error).__name__}: {error}")
-    if settings.strict and any(site.self_attention for site in report.refused):
-        site = next(s for s in report.refused if s.self_attention)
+    for site in report.refused if settings.strict else ():
+        if not (site.self_attention and site.grid_known):
+            continue
         raise StrictError(f"{site.name} can't be replaced: {site.reason}. {site.hint}")
     _save_artifact(report)
     return gm, report
@@ -93,7 +94,9 @@ def _rewrite(
         refused += conflicts
     with report.stage("find noise level"):
         noise = plan_noise(view, settings, example_inputs, root)
-    report.refused += [RefusedSite(r.name, r.reason, r.hint) for r in refused]
+    report.refused += [
+        RefusedSite(r.name, r.reason, r.hint, grid_known=r.over_grid) for r in refused
+    ]
     if not planned:
         report.reason, report.hint = _nothing(len(sites), refused)
         return

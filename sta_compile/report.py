@@ -50,6 +50,7 @@ class RefusedSite:
     self_attention: bool = (
         True  # False: cross-attention and the like, which STA leaves alone by design
     )
+    grid_known: bool = True  # False: nothing shows that its tokens are video at all
 
 
 @dataclass(frozen=True)
