@@ -198,13 +198,13 @@ def explain(
     def run(*args: Any, **kwargs: Any) -> Explanation:
         import torch
 
-        from . import pipeline
         from ._trace import trace, unwrap
+        from .backend import rewrite_for_device
 
         reports: list[Report] = []
 
         def visit(gm: Any, example_inputs: Sequence[Any]) -> None:
-            report = pipeline.rewrite(gm, example_inputs, settings)[1]
+            report = rewrite_for_device(gm, example_inputs, settings)[1]
             if isinstance(inner, torch.nn.Module):
                 report.name = type(inner).__name__
             reports.append(report)
