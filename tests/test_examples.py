@@ -73,3 +73,16 @@ def test_demo(run, tmp_path):
     assert (tmp_path / "window.png").exists()
     for row in ("eager", "inductor", 'sta, window="full"', "sta, as it is"):
         assert row in out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:sta. ")
+def test_the_readmes_ten_lines(capsys):
+    readme = (EXAMPLES.parent / "README.md").read_text()
+    code, shown = readme.split("```python\n")[1].split("```")[0], readme.split("```\n╭")[1]
+    torch._dynamo.reset()
+    exec(compile(code, "README.md", "exec"), {})
+    torch._dynamo.reset()
+    printed = capsys.readouterr().out
+    for line in shown.split("```")[0].splitlines()[1:-1]:
+        assert line in printed, line
