@@ -137,6 +137,13 @@ class TestTracing:
         assert explain(model)(X).to_dict() == expected.to_dict()
         assert len(explain(torch.compile(halve))(X)) == 2
 
+    def test_a_model_of_compiled_parts_gets_a_note(self):
+        model = Breaking()
+        assert explain(model)(X).note == ""
+        model.inner.compile()
+        assert "one by one" in str(explain(model)(X))
+        assert explain(torch.compile(model))(X).note == ""
+
     def test_graph_breaks_give_several_graphs_and_the_run_is_right(self):
         torch.manual_seed(0)
         model = Breaking()
