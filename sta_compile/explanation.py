@@ -125,8 +125,9 @@ class Explanation:
 
         Meta and fake tensors have no values, from which a compile would read it.
         """
+        from .ir.noise_level import Convention
         from .noise_plan import conventions
-        from .planning.noise import Convention, infer_convention
+        from .planning.noise import infer_convention
 
         known = conventions.recall(model)
         if not isinstance(known, Convention) and first_timestep is not None:
