@@ -152,7 +152,7 @@ def _allegro(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, 
 
     frames, rows, cols = latent
     size = (rows // config.patch_size, cols // config.patch_size)
-    made: tuple[torch.Tensor, ...] = get_3d_rotary_pos_embed_allegro(
+    made: Any = get_3d_rotary_pos_embed_allegro(
         embed_dim=config.attention_head_dim,
         crops_coords=((0, 0), size),
         grid_size=size,
