@@ -37,11 +37,15 @@ def sta(
     from ._guards import install_config_guard
     from .report import record
     from .settings import OPTIONS, Settings
+    from .warm_kernels import warm_kernels
 
     settings, patches = Settings.resolve(options)
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model = _torch.root_module()
     gm, report = rewrite_for_device(gm, example_inputs, settings)
+    if report.replaced:
+        with report.stage("build kernels"):
+            warm_kernels(gm)
     record(report)
     warn_once.say(report, model, _torch.ends_at_graph_break(gm))
     return _torch.compile_with_inductor(
@@ -100,7 +104,11 @@ def rewrite_for_device(
 def _source_hash() -> str:
     """Hash of the package's own sources: compiled artifacts call our operators, so a new version must not find old ones."""
     digest = hashlib.sha256()
-    stack = [files("sta_compile"), files("sta_compile.codegen"), files("sta_compile.cutlass_templates")]
+    stack = [
+        files("sta_compile"),
+        files("sta_compile.codegen"),
+        files("sta_compile.cutlass_templates"),
+    ]
     while stack:
         for entry in sorted(stack.pop().iterdir(), key=lambda e: e.name):
             if entry.is_dir():
