@@ -130,10 +130,12 @@ def _scores(node: Any) -> Iterator[tuple[torch.fx.Node, float, torch.fx.Node | N
             yield node, scale, mask
             return
         scaled = _scaled(node)
-        if scaled is not None and mask is None:
+        if scaled is not None:
             node, factor = scaled
             scale *= factor
         elif name == "add" and mask is None and is_tensor(node.args[0]) and is_tensor(node.args[1]):
+            if scale != 1.0:  # of the mask too
+                return
             node, mask = node.args[0], node.args[1]
         elif name in _PASSED and name != "dropout":
             node = node.args[0]
@@ -158,11 +160,11 @@ def _decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
         if canonical_name(product) == "baddbmm":
             beta, alpha = product.kwargs.get("beta", 1), product.kwargs.get("alpha", 1)
             operands = product.args[1:3]
-            scale *= float(alpha)  # type: ignore[arg-type]
             if beta != 0:
-                if mask is not None:
+                if mask is not None or beta != 1 or scale != 1.0:
                     return None
                 mask = product.args[0]  # type: ignore[assignment]
+            scale *= float(alpha)  # type: ignore[arg-type]
         q, k = operands
         v = out.args[1]
         if not (is_tensor(q) and is_tensor(k) and is_tensor(v)):
