@@ -195,3 +195,13 @@ def reset_cudagraphs() -> None:
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:
         trees.reset_cudagraph_trees()
+
+
+def size_hint(size: Any) -> int:
+    """A size as a number without a guard: its hint, or a text length in place of one that depends on data."""
+    if isinstance(size, int):
+        return size
+    if size.node.has_hint():
+        return int(size.node.hint)
+    expr = size.node.expr
+    return int(expr.subs(dict.fromkeys(expr.free_symbols, 256)))

@@ -13,11 +13,11 @@ from .analysis.infer_grid import VideoAttention
 from .analysis.trace_dims import DimTrace
 from .grid_plan import GridPlan
 from .noise_plan import NoisePlan
-from .settings import Settings
 from .rewrite.insert_dense import insert_dense
 from .rewrite.insert_layout import insert_layout
 from .rewrite.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
 from .rewrite.thread_value import ValueThreads
+from .settings import Settings
 
 
 def apply_plan(
@@ -41,9 +41,7 @@ def apply_plan(
         for found in plan.sites:
             owner = view.owner[found.site.node]
             local = [g if isinstance(g, int) else threads.reach(g, owner) for g in grid]
-            segments = [
-                sizes.of_size(size, owner, found.site.node) for _, size in found.segments
-            ]
+            segments = [sizes.of_size(size, owner, found.site.node) for _, size in found.segments]
             replace_attention(
                 view,
                 found,

@@ -12,9 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,31 +23,16 @@ from .analysis.find_attention import find_attention
 from .analysis.graph_view import GraphView
 from .analysis.infer_grid import GridInference, Refusal, VideoAttention
 from .analysis.trace_dims import trace_dims
+from .apply_plan import apply_plan
 from .errors import StaError, StrictError
 from .grid_plan import plan_grids, plan_layouts
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
-from .apply_plan import apply_plan
 from .rewrite.repair_views import repair_views
 from .rewrite.verify import record, verify
 from .settings import Settings
 
 log = logging.getLogger(__name__)
-
-
-class _Stages:
-    """Times the stages of one graph into its report."""
-
-    def __init__(self, report: Report) -> None:
-        self.report = report
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.report.seconds[name] = time.perf_counter() - start
 
 
 def rewrite(
@@ -62,10 +45,9 @@ def rewrite(
     """
     root = _torch.root_module()
     report = Report(name=_name(gm, root), settings=settings.to_dict())
-    stage = _Stages(report)
     saved = _Saved(gm)
     try:
-        _rewrite(gm, example_inputs, settings, report, stage, root, kernel)
+        _rewrite(gm, example_inputs, settings, report, root, kernel)
     except StaError:
         saved.restore()
         raise
@@ -88,30 +70,29 @@ def _rewrite(
     example_inputs: Sequence[Any],
     settings: Settings,
     report: Report,
-    stage: _Stages,
     root: torch.nn.Module | None,
     kernel: str,
 ) -> None:
-    with stage("view graph"):
+    with report.stage("view graph"):
         view = GraphView(gm)
-    with stage("trace dimensions"):
+    with report.stage("trace dimensions"):
         trace = trace_dims(view)
-    with stage("find attention"):
+    with report.stage("find attention"):
         sites = find_attention(view)
-    with stage("infer grid"):
+    with report.stage("infer grid"):
         inference = GridInference(trace, settings.grid)
         answers = [inference.classify(site) for site in sites]
         found = [a for a in answers if isinstance(a, VideoAttention)]
         refused = [a for a in answers if isinstance(a, Refusal)]
         if found:  # beside a known grid, attention without one is over text
             refused = [r for r in refused if r.over_grid]
-    with stage("plan"):
+    with report.stage("plan"):
         planned, too_short = plan_grids(gm, found, settings)
         refused += too_short
-    with stage("plan layout"):
+    with report.stage("plan layout"):
         planned, conflicts = plan_layouts(trace, planned, settings)
         refused += conflicts
-    with stage("find noise level"):
+    with report.stage("find noise level"):
         noise = plan_noise(view, settings, example_inputs, root)
     report.refused += [
         RefusedSite(r.name, r.reason, r.hint, grid_known=r.over_grid) for r in refused
@@ -120,10 +101,10 @@ def _rewrite(
         report.reason, report.hint = _nothing(len(sites), refused)
         return
     report.noise = noise.report()
-    with stage("rewrite"):
+    with report.stage("rewrite"):
         before = record(gm)
         apply_plan(view, trace, planned, noise, settings)
-    with stage("verify"):
+    with report.stage("verify"):
         violations = repair_views(verify(gm, before), before)
         if violations:
             raise RuntimeError("; ".join(v.message for v in violations[:3]))

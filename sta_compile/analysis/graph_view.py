@@ -46,6 +46,7 @@ _ALIASES = {
     "__invert__": "logical_not",
     "_softmax": "softmax",
     "_safe_softmax": "softmax",
+    "mod": "remainder",
 }
 _INPLACE_OPERATORS = {
     "iadd": "add",
@@ -98,6 +99,8 @@ def canonical_name(node: torch.fx.Node) -> str:
     name = _target_name(node)
     if getattr(node.target, "__module__", "") == "_operator" or node.target is operator.getitem:
         name = _INPLACE_OPERATORS.get(name, name)
+    if name == "getattr" and len(node.args) == 2:  # x.mT
+        name = str(node.args[1])
     if name.endswith("_") and not name.endswith("__") and name not in _ALIASES:
         name = name[:-1]
     return _ALIASES.get(name, name)

@@ -150,7 +150,7 @@ def test_gradcheck():
             "grid": (3, 3, 1),
             "tiles": (3, 3, 1),
             "segments": [2, 9, 1],
-            "heads": (2, 1),
+            "heads": (1, 1),
             "head_dim": 2,
         }
     )
@@ -344,9 +344,9 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("window", [(3, 3, 3), (5, 4, 8)])
 def test_memory_is_linear_in_tokens(window, monkeypatch):
-    monkeypatch.setattr(reference, "BLOCK_SCORES", 1 << 16)
-    grid, tiles, context = (10, 16, 32), (5, 4, 8), 64
-    tokens = 10 * 16 * 32 + context
+    monkeypatch.setattr(reference, "BLOCK_SCORES", 1 << 13)
+    grid, tiles, context = (5, 8, 16), (5, 4, 8), 64
+    tokens = 5 * 8 * 16 + context
     spec = AttentionSpec(("video", "context"), tiles=tiles, window=window).text()
     q, k, v = (torch.randn(1, 2, tokens, 8) for _ in range(3))
     problem = None, None, [tokens - context, context], list(grid), spec, 0.3
