@@ -56,32 +56,38 @@ def simplified(size: Any, shape_env: Any) -> Any:
     if isinstance(size, int):
         return size
     expr = shape_env.simplify(size)
-    equal = _equalities(shape_env)
-    if expr.free_symbols & equal.keys():
-        expr = shape_env.simplify(expr.xreplace(equal))
+    replaced = expr.xreplace(_equalities(shape_env))
+    if replaced != expr:
+        expr = shape_env.simplify(replaced)
     return int(expr) if expr.is_Integer else expr
 
 
 def _equalities(shape_env: Any) -> dict[Any, Any]:
-    """Symbols that a guard equates with an expression: a rope table's length with the product of the grid's axes."""
+    """What guards equate: a quotient with a number (a model that makes positions for 9 = s0 // 2 rows), then symbols with
+    an expression (a rope table's length with the product of the grid's axes)."""
     import sympy
 
     count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
-    if count != len(shape_env.guards):
-        equal = {}
-        for guard in shape_env.guards:
-            if isinstance(guard.expr, sympy.Eq):
-                for symbol, other in (guard.expr.args, guard.expr.args[::-1]):
-                    known = symbol in equal or symbol in other.free_symbols
-                    if (
-                        symbol.is_Symbol
-                        and other.free_symbols
-                        and not other.is_Symbol
-                        and not known
-                    ):
-                        equal[symbol] = other
-        shape_env._sta_equalities = (len(shape_env.guards), equal)
-    return dict(equal)
+    if count == len(shape_env.guards):
+        return equal  # type: ignore[no-any-return]
+    equations = [g.expr.args for g in shape_env.guards if isinstance(g.expr, sympy.Eq)]
+    equal = dict(filter(None, (_number_of(left - right) for left, right in equations)))
+    for left, right in equations:
+        for symbol, other in ((left, right.xreplace(equal)), (right, left.xreplace(equal))):
+            known = symbol in equal or symbol in other.free_symbols
+            if symbol.is_Symbol and not other.is_Symbol and not known:
+                equal[symbol] = other
+    shape_env._sta_equalities = (len(shape_env.guards), equal)
+    return equal
+
+
+def _number_of(difference: Any) -> tuple[Any, Any] | None:
+    """(quotient, number) where an equation says no more than that: s0 // 2 + 1 - 10 = 0 -> (s0 // 2, 9)."""
+    constant, rest = difference.as_coeff_Add()
+    factor, term = rest.as_coeff_Mul()
+    if term.is_Symbol or not term.is_Function or factor not in (1, -1):
+        return None
+    return term, -constant * factor
 
 
 def shape_env_of(gm: torch.fx.GraphModule) -> Any:
