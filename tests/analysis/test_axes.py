@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import pytest
@@ -146,10 +147,7 @@ def test_views_that_keep_or_merge_axes_lose_nothing(sizes: list[int], data: st.D
     cuts = data.draw(st.sets(st.integers(1, len(sizes))).map(sorted))
     bounds = [0, *(c for c in cuts if c < len(sizes)), len(sizes)]
     dims = tuple(fresh(sizes[i]) for i in order)
-    merged = [
-        prod(sizes[i] for i in order[start:stop])
-        for start, stop in zip(bounds, bounds[1:], strict=False)
-    ]
+    merged = [prod(sizes[i] for i in order[start:stop]) for start, stop in pairwise(bounds)]
     flat = regroup(dims, merged)
     assert list(multi_indices(flat)) == list(multi_indices(dims))
     assert regroup(flat, [sizes[i] for i in order]) == tuple(resolve(axis) for axis in dims)
