@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch.fx
 
@@ -52,7 +52,7 @@ class GridPlan:
                 min_tokens=self.settings.min_tokens,
                 kernel=kernel,
             ).text()
-        window = "full" if self.plan.is_full else self.plan.window.tiles
+        window: Triple | Literal["full"] = "full" if self.plan.is_full else self.plan.window.tiles
         return AttentionSpec(
             roles=tuple(roles), tiles=self.plan.tiling.tiles, window=window, kernel=kernel
         ).text()
