@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 from sta_compile.codegen.blocks import choices
-from sta_compile.ir.kernel_spec import KernelSpec, pad_head_dim
+from sta_compile.ir.kernel_spec import KernelSpec
 from sta_compile.ir.target import SHARED_MEMORY
 
 triton = pytest.importorskip("triton")
@@ -73,7 +73,7 @@ def check_fits(spec, tmp_path):
 
 @pytest.mark.parametrize(("arch", "dtype", "head_dim", "loads"), KERNELS)
 def test_compiles_without_spills_within_shared_memory(arch, dtype, head_dim, loads, tmp_path):
-    table = choices(arch, dtype, pad_head_dim(head_dim), loads)
+    table = choices(arch, dtype, head_dim, loads)
     spec = KernelSpec(
         "forward", arch, dtype, head_dim, table[0].blocks, loads, 8, 1, "i32", dense=True
     )
