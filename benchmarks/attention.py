@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -241,7 +242,7 @@ def sweep() -> list[dict[str, object]]:
         call = Call(w)
         out = torch.empty_like(call.q)
         lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
-        tensors = (call.q, call.k, call.v, out, lse, None, None, call.geometry, call.scale)
+        tensors = (call.q, call.k, call.v, out, lse, None, None)
         problem = launch._problem(
             call.q, call.k, call.v, out, None, None, call.geometry, call.scale
         )
@@ -252,9 +253,10 @@ def sweep() -> list[dict[str, object]]:
                 candidate = replace(spec, blocks=blocks)
                 if spec.loads == "pointer" and blocks.m > 128:
                     continue
-                if launch._run(candidate, *tensors):
+                started = launch._run(candidate, tensors, call.geometry, call.scale)
+                if started:
                     torch.cuda.synchronize()
-                    runs[candidate.text()] = lambda c=candidate, x=tensors: launch._run(c, *x)
+                    runs[candidate.text()] = partial(started, tensors)
         for name, ms in interleaved(runs, 1.0).items():
             tflops = call.flops() / ms / 1e9
             results.append({"workload": w.name, "kernel": name, "ms": ms, "tflops": tflops})

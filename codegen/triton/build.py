@@ -20,7 +20,7 @@ DESCRIPTORS = ("q_desc", "k_desc", "v_desc")
 
 
 def constants(spec: KernelSpec) -> dict[str, Any]:
-    """The tl.constexpr arguments of `attention_forward`."""
+    """The tl.constexpr arguments of `attention_forward`, in its order."""
     return {
         "D": spec.head_dim,
         "D_PADDED": spec.padded_head_dim,

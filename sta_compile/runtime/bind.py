@@ -1,10 +1,12 @@
 """From tensors to the arguments of the Triton forward kernel.
 
-Works on tensors of any device, so that the interpreter can run what a GPU would be given.
+Works on tensors of any device, so that the interpreter can run what a GPU would be given. What does
+not depend on addresses is a `Binding`, which serves all calls of the same shapes and strides.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import log2
 from typing import Any
 
@@ -18,6 +20,81 @@ from ..ir.kernel_spec import KernelSpec
 MAX_CONTEXTS = 4
 LOG2_E = log2(2.718281828459045)
 NO_MAP = TensorMap(0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Binding:
+    """programs: size of the launch grid. numbers: the kernel's arguments between tensors and constants.
+
+    descriptors: shape, strides and block shape of the TMA descriptors of q, k, v; or none.
+    """
+
+    programs: int
+    descriptors: tuple[tuple[list[int], list[int], list[int]], ...]
+    numbers: tuple[float, ...]
+
+    def arguments(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        key_lengths: Tensor | None,
+        dense: Tensor | None,
+    ) -> list[Any]:
+        """In the kernel's order, up to its constants."""
+        flags = None if dense is None else dense.view(torch.uint8)
+        described: list[Any] = [None, None, None]
+        if self.descriptors:
+            from triton.tools.tensor_descriptor import TensorDescriptor
+
+            pairs = zip((q, k, v), self.descriptors, strict=True)
+            described = [TensorDescriptor(x, *descriptor) for x, descriptor in pairs]
+        return [*described, q, k, v, out, lse, key_lengths, flags, *self.numbers]
+
+
+def bind(
+    spec: KernelSpec,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    geometry: Geometry,
+    scale: float,
+) -> Binding:
+    """The tensors are read for their shapes and strides only."""
+    batch, heads, tokens, _ = q.shape
+    maps = [NO_MAP, NO_MAP, NO_MAP]
+    descriptors: list[tuple[list[int], list[int], list[int]]] = []
+    if spec.loads == "tma":
+        found = [map_of(x) for x in (q, k, v)]
+        maps = [m for m in found if m is not None]
+        assert len(maps) == 3, "the TMA emitter refuses tensors that are not one matrix"
+        for m, rows in zip(maps, (spec.blocks.m, spec.blocks.n, spec.blocks.n), strict=True):
+            descriptors.append(([m.rows, m.cols], [m.stride, 1], [rows, spec.padded_head_dim]))
+    strides = [s // spec.unit for x in (q, k, v, out) for s in x.stride()[:3]]
+    offsets = [o for m in maps for o in (m.row_batch, m.row_head, m.col_head)]
+    count, per_tile, contexts = programs(spec, geometry, batch * heads)
+    segments = [n for run in geometry.contexts for n in run]
+    segments += [0] * (2 * MAX_CONTEXTS - len(segments))
+    numbers = (
+        scale * LOG2_E,
+        heads,
+        heads // k.shape[1],
+        *strides,
+        *offsets,
+        tokens,
+        geometry.video_start,
+        *geometry.tiling.grid,
+        *geometry.tiling.tiles,
+        *geometry.window.tiles,
+        batch * heads,
+        per_tile,
+        contexts,
+        *segments,
+    )
+    return Binding(count, tuple(descriptors), numbers)
 
 
 def map_of(x: Tensor) -> TensorMap | None:
@@ -37,62 +114,3 @@ def programs(spec: KernelSpec, geometry: Geometry, batch_heads: int) -> tuple[in
     contexts = sum(-(-length // m) for _, length in geometry.contexts)
     per_head = geometry.tiling.count_tiles * per_tile + contexts
     return batch_heads * per_head, per_tile, contexts
-
-
-def bind(
-    spec: KernelSpec,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    key_lengths: Tensor | None,
-    dense: Tensor | None,
-    geometry: Geometry,
-    scale: float,
-) -> tuple[int, list[Any]]:
-    """(programs, arguments in the kernel's order up to its constants)."""
-    batch, heads, tokens, _ = q.shape
-    descriptors: list[Any] = [None, None, None]
-    maps = [NO_MAP, NO_MAP, NO_MAP]
-    if spec.loads == "tma":
-        found = [map_of(x) for x in (q, k, v)]
-        maps = [m for m in found if m is not None]
-        assert len(maps) == 3, "the TMA emitter refuses tensors that are not one matrix"
-        rows = (spec.blocks.m, spec.blocks.n, spec.blocks.n)
-        descriptors = [_descriptor(*x, spec) for x in zip((q, k, v), maps, rows, strict=True)]
-    strides = [s // spec.unit for x in (q, k, v, out) for s in x.stride()[:3]]
-    offsets = [o for m in maps for o in (m.row_batch, m.row_head, m.col_head)]
-    count, per_tile, contexts = programs(spec, geometry, batch * heads)
-    segments = [n for run in geometry.contexts for n in run]
-    segments += [0] * (2 * MAX_CONTEXTS - len(segments))
-    return count, [
-        *descriptors,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        key_lengths,
-        None if dense is None else dense.view(torch.uint8),
-        scale * LOG2_E,
-        heads,
-        heads // k.shape[1],
-        *strides,
-        *offsets,
-        tokens,
-        geometry.video_start,
-        *geometry.tiling.grid,
-        *geometry.tiling.tiles,
-        *geometry.window.tiles,
-        batch * heads,
-        per_tile,
-        contexts,
-        *segments,
-    ]
-
-
-def _descriptor(x: Tensor, m: TensorMap, rows: int, spec: KernelSpec) -> Any:
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(x, [m.rows, m.cols], [m.stride, 1], [rows, spec.padded_head_dim])

@@ -62,8 +62,9 @@ def run(case, dtype, loads, layout, blocks):
         dense is not None,
     )
     scale = 0.2
-    count, arguments = bind(spec, q, k, v, out, lse, key_lengths, dense, geometry, scale)
-    attention_forward[(count,)](*arguments, **constants(spec))
+    binding = bind(spec, q, k, v, out, geometry, scale)
+    arguments = binding.arguments(q, k, v, out, lse, key_lengths, dense)
+    attention_forward[(binding.programs,)](*arguments, *constants(spec).values())
     expected, expected_lse = oracle.attention(q.float(), k.float(), v.float(), mask, scale)
     tolerance = 2e-5 if dtype == "fp32" else 4e-3
     torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)
