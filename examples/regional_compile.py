@@ -9,6 +9,8 @@ grid compiles again, even one with as many tokens: 9x24x40 and 9x40x24 are not t
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 
 import sta_compile
@@ -18,7 +20,8 @@ SMALL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 32, "f
          "text_dim": 64, "rope_max_seq_len": 64}  # fmt: skip
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     model = build("WanTransformer3DModel", SMALL, device=device, dtype=dtype)

@@ -73,7 +73,12 @@ def _equalities(shape_env: Any) -> dict[Any, Any]:
             if isinstance(guard.expr, sympy.Eq):
                 for symbol, other in (guard.expr.args, guard.expr.args[::-1]):
                     known = symbol in equal or symbol in other.free_symbols
-                    if symbol.is_Symbol and other.free_symbols and not other.is_Symbol and not known:
+                    if (
+                        symbol.is_Symbol
+                        and other.free_symbols
+                        and not other.is_Symbol
+                        and not known
+                    ):
                         equal[symbol] = other
         shape_env._sta_equalities = (len(shape_env.guards), equal)
     return dict(equal)
@@ -184,3 +189,13 @@ def reset_cudagraphs() -> None:
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:
         trees.reset_cudagraph_trees()
+
+
+def size_hint(size: Any) -> int:
+    """A size as a number without a guard: its hint, or a text length in place of one that depends on data."""
+    if isinstance(size, int):
+        return size
+    if size.node.has_hint():
+        return int(size.node.hint)
+    expr = size.node.expr
+    return int(expr.subs(dict.fromkeys(expr.free_symbols, 256)))

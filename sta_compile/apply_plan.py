@@ -41,9 +41,7 @@ def apply_plan(
         for found in plan.sites:
             owner = view.owner[found.site.node]
             local = [g if isinstance(g, int) else threads.reach(g, owner) for g in grid]
-            segments = [
-                sizes.of_size(size, owner, found.site.node) for _, size in found.segments
-            ]
+            segments = [sizes.of_size(size, owner, found.site.node) for _, size in found.segments]
             replace_attention(
                 view,
                 found,

@@ -11,10 +11,14 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
+
+if TYPE_CHECKING:
+    from .report import Report
+    from .settings import Settings
 
 
 def sta(
@@ -31,23 +35,17 @@ def sta(
     """
     from . import _torch, warn_once
     from ._guards import install_config_guard
-    from .pipeline import rewrite
-    from .report import Report, record
+    from .report import record
     from .settings import OPTIONS, Settings
+    from .warm_kernels import warm_kernels
 
     settings, patches = Settings.resolve(options)
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model = _torch.root_module()
-    reason = _unsupported(example_inputs)
-    if reason is not None:
-        report = Report(
-            name=type(model).__name__ if model is not None else "graph",
-            settings=settings.to_dict(),
-            reason=reason[0],
-            hint=reason[1],
-        )
-    else:
-        gm, report = rewrite(gm, example_inputs, settings, kernel=_kernel(example_inputs, settings))
+    gm, report = rewrite_for_device(gm, example_inputs, settings)
+    if report.replaced:
+        with report.stage("build kernels"):
+            warm_kernels(gm)
     record(report)
     warn_once.say(report, model, _torch.ends_at_graph_break(gm))
     return _torch.compile_with_inductor(
@@ -75,27 +73,42 @@ def _device(example_inputs: Sequence[Any]) -> torch.device:
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
 
-def _unsupported(example_inputs: Sequence[Any]) -> tuple[str, str] | None:
-    """(reason, hint) where the device is not one that we speed up. A CPU runs the reference."""
+def rewrite_for_device(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Settings
+) -> tuple[torch.fx.GraphModule, Report]:
+    """The stages, on a device that we speed up; on any other the graph as it came, and why.
+
+    A CPU runs the reference. Tensors on meta (an explanation) stand for those of a GPU.
+    """
+    from . import _torch
+    from .pipeline import rewrite
+    from .report import Report
     from .runtime.target import detect
 
     target = detect(_device(example_inputs))
-    if target.kind == "cpu" or not target.unsupported:
-        return None
-    return target.unsupported, "use an NVIDIA GPU of compute capability 8.0 or later"
-
-
-def _kernel(example_inputs: Sequence[Any], settings: Any) -> str:
-    if settings.kernel != "auto":
-        return str(settings.kernel)
-    return "triton" if _device(example_inputs).type == "cuda" else "reference"
+    if target.unsupported and target.kind not in ("cpu", "meta"):
+        model = _torch.root_module()
+        return gm, Report(
+            name=type(model).__name__ if model is not None else "graph",
+            settings=settings.to_dict(),
+            reason=target.unsupported,
+            hint="use an NVIDIA GPU of compute capability 8.0 or later",
+        )
+    kernel = settings.kernel
+    if kernel == "auto" and target.kind != "meta":
+        kernel = "reference" if target.kind == "cpu" else "triton"
+    return rewrite(gm, example_inputs, settings, kernel=kernel)
 
 
 @lru_cache(maxsize=1)
 def _source_hash() -> str:
     """Hash of the package's own sources: compiled artifacts call our operators, so a new version must not find old ones."""
     digest = hashlib.sha256()
-    stack = [files("sta_compile"), files("sta_compile.codegen"), files("sta_compile.cutlass_templates")]
+    stack = [
+        files("sta_compile"),
+        files("sta_compile.codegen"),
+        files("sta_compile.cutlass_templates"),
+    ]
     while stack:
         for entry in sorted(stack.pop().iterdir(), key=lambda e: e.name):
             if entry.is_dir():

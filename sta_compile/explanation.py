@@ -9,7 +9,7 @@ else in the process changes: compiled models stay compiled, `reports()` stays as
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .report import NoiseReport, RefusedSite, ReplacedSite, Report
@@ -17,6 +17,11 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+REGIONAL = (
+    "Parts of this model are compiled one by one, and such a part shows no grid. This is what compiling the whole "
+    "model would do; for the parts pass options={'grid': (frames, rows, cols)} or use sta_compile.token_grid."
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ class Explanation:
     """The reports of a model's graphs; as a whole it reads like one report."""
 
     reports: tuple[Report, ...]
-    schedule: Schedule | None = field(default=None)
+    schedule: Schedule | None = None
+    note: str = ""
 
     @property
     def name(self) -> str:
@@ -119,8 +125,9 @@ class Explanation:
 
         Meta and fake tensors have no values, from which a compile would read it.
         """
+        from .ir.noise_level import Convention
         from .noise_plan import conventions
-        from .planning.noise import Convention, infer_convention
+        from .planning.noise import infer_convention
 
         known = conventions.recall(model)
         if not isinstance(known, Convention) and first_timestep is not None:
@@ -139,7 +146,7 @@ class Explanation:
         return self.merged().summary()
 
     def to_dict(self) -> dict[str, Any]:
-        values = self.merged().to_dict() | {"graphs": len(self.reports)}
+        values = self.merged().to_dict() | {"graphs": len(self.reports), "note": self.note}
         if self.schedule is not None:
             values["schedule"] = {
                 "timesteps": list(self.schedule.timesteps),
@@ -198,13 +205,13 @@ def explain(
     def run(*args: Any, **kwargs: Any) -> Explanation:
         import torch
 
-        from . import pipeline
         from ._trace import trace, unwrap
+        from .backend import rewrite_for_device
 
         reports: list[Report] = []
 
         def visit(gm: Any, example_inputs: Sequence[Any]) -> None:
-            report = pipeline.rewrite(gm, example_inputs, settings)[1]
+            report = rewrite_for_device(gm, example_inputs, settings)[1]
             if isinstance(inner, torch.nn.Module):
                 report.name = type(inner).__name__
             reports.append(report)
@@ -212,12 +219,23 @@ def explain(
         steps = None if timesteps is None else tuple(float(each) for each in timesteps)
         inner = unwrap(model)
         trace(inner, args, kwargs, visit, fullgraph=fullgraph)
-        found = Explanation(tuple(reports)).knowing_noise(inner, steps[0] if steps else None)
+        note = REGIONAL if inner is model and _regional(inner) else ""
+        found = Explanation(tuple(reports), note=note)
+        found = found.knowing_noise(inner, steps[0] if steps else None)
         if steps is None or not found.replaced:
             return found
         return replace(found, schedule=_schedule(found, settings, steps))
 
     return run
+
+
+def _regional(model: object) -> bool:
+    """Are parts of this model compiled in place, and not the model?"""
+    import torch
+
+    if not isinstance(model, torch.nn.Module) or model._compiled_call_impl is not None:
+        return False
+    return any(part._compiled_call_impl is not None for part in model.modules())
 
 
 def _schedule(found: Explanation, settings: Settings, steps: tuple[float, ...]) -> Schedule:

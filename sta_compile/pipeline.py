@@ -12,9 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,21 +35,6 @@ from .settings import Settings
 log = logging.getLogger(__name__)
 
 
-class _Stages:
-    """Times the stages of one graph into its report."""
-
-    def __init__(self, report: Report) -> None:
-        self.report = report
-
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.report.seconds[name] = time.perf_counter() - start
-
-
 def rewrite(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, *, kernel: str = ""
 ) -> tuple[torch.fx.GraphModule, Report]:
@@ -62,19 +45,21 @@ def rewrite(
     """
     root = _torch.root_module()
     report = Report(name=_name(gm, root), settings=settings.to_dict())
-    stage = _Stages(report)
     saved = _Saved(gm)
     try:
-        _rewrite(gm, example_inputs, settings, report, stage, root, kernel)
+        _rewrite(gm, example_inputs, settings, report, root, kernel)
     except StaError:
         saved.restore()
         raise
-    except Exception as error:  # a model that we can't improve never raises: it runs as plain inductor would
+    except (
+        Exception
+    ) as error:  # a model that we can't improve never raises: it runs as plain inductor would
         log.exception("rewriting %s failed; it runs unchanged", report.name)
         saved.restore()
         _give_up(report, f"an internal error: {type(error).__name__}: {error}")
-    if settings.strict and any(site.self_attention for site in report.refused):
-        site = next(s for s in report.refused if s.self_attention)
+    for site in report.refused if settings.strict else ():
+        if not (site.self_attention and site.grid_known):
+            continue
         raise StrictError(f"{site.name} can't be replaced: {site.reason}. {site.hint}")
     _save_artifact(report)
     return gm, report
@@ -85,40 +70,41 @@ def _rewrite(
     example_inputs: Sequence[Any],
     settings: Settings,
     report: Report,
-    stage: _Stages,
     root: torch.nn.Module | None,
     kernel: str,
 ) -> None:
-    with stage("view graph"):
+    with report.stage("view graph"):
         view = GraphView(gm)
-    with stage("trace dimensions"):
+    with report.stage("trace dimensions"):
         trace = trace_dims(view)
-    with stage("find attention"):
+    with report.stage("find attention"):
         sites = find_attention(view)
-    with stage("infer grid"):
+    with report.stage("infer grid"):
         inference = GridInference(trace, settings.grid)
         answers = [inference.classify(site) for site in sites]
         found = [a for a in answers if isinstance(a, VideoAttention)]
         refused = [a for a in answers if isinstance(a, Refusal)]
         if found:  # beside a known grid, attention without one is over text
             refused = [r for r in refused if r.over_grid]
-    with stage("plan"):
+    with report.stage("plan"):
         planned, too_short = plan_grids(gm, found, settings)
         refused += too_short
-    with stage("plan layout"):
+    with report.stage("plan layout"):
         planned, conflicts = plan_layouts(trace, planned, settings)
         refused += conflicts
-    with stage("find noise level"):
+    with report.stage("find noise level"):
         noise = plan_noise(view, settings, example_inputs, root)
-    report.refused += [RefusedSite(r.name, r.reason, r.hint) for r in refused]
+    report.refused += [
+        RefusedSite(r.name, r.reason, r.hint, grid_known=r.over_grid) for r in refused
+    ]
     if not planned:
         report.reason, report.hint = _nothing(len(sites), refused)
         return
     report.noise = noise.report()
-    with stage("rewrite"):
+    with report.stage("rewrite"):
         before = record(gm)
         apply_plan(view, trace, planned, noise, settings)
-    with stage("verify"):
+    with report.stage("verify"):
         violations = repair_views(verify(gm, before), before)
         if violations:
             raise RuntimeError("; ".join(v.message for v in violations[:3]))

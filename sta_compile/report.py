@@ -10,8 +10,10 @@ A report holds names and numbers only, no tensor, so that keeping it keeps no me
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -48,6 +50,7 @@ class RefusedSite:
     self_attention: bool = (
         True  # False: cross-attention and the like, which STA leaves alone by design
     )
+    grid_known: bool = True  # False: nothing shows that its tokens are video at all
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,15 @@ class Report:
     settings: dict[str, Any] = field(default_factory=dict)  # Settings.to_dict()
     reason: str = ""
     hint: str = ""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Adds the seconds of the block to `seconds`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = time.perf_counter() - start
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe: lists, dicts, text and numbers."""

@@ -152,7 +152,7 @@ def _allegro(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, 
 
     frames, rows, cols = latent
     size = (rows // config.patch_size, cols // config.patch_size)
-    *tables, t, h, w = get_3d_rotary_pos_embed_allegro(
+    made: Any = get_3d_rotary_pos_embed_allegro(
         embed_dim=config.attention_head_dim,
         crops_coords=((0, 0), size),
         grid_size=size,
@@ -164,13 +164,14 @@ def _allegro(make: Maker, config: Any, batch: int, latent: Triple) -> dict[str, 
         ),
         device=make.device,
     )
-    positions = torch.cartesian_prod(t.long(), h.long(), w.long()).T.unsqueeze(1).contiguous()
+    tables, grids = made[:3], made[3:]
+    positions = torch.cartesian_prod(*(grid.long() for grid in grids)).T.unsqueeze(1).contiguous()
     return {
         "hidden_states": make.noise(batch, config.in_channels, *latent),
         "encoder_hidden_states": make.noise(batch, 1, 512, config.caption_channels),
         "timestep": make.timestep(batch, torch.int64),
         "encoder_attention_mask": make.valid(batch, 512),
-        "image_rotary_emb": (tuple(tables), tuple(positions)),
+        "image_rotary_emb": (tables, tuple(positions)),
     }
 
 

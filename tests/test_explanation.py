@@ -27,7 +27,7 @@ def _clean():
 def pipeline(monkeypatch):
     """The stages, replaced by one that edits every graph in place and reports its calls."""
 
-    def rewrite(gm, example_inputs, settings):
+    def rewrite(gm, example_inputs, settings, *, kernel):
         calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
         for node in calls:
             node.replace_all_uses_with(node.args[0])
@@ -137,6 +137,13 @@ class TestTracing:
         assert explain(model)(X).to_dict() == expected.to_dict()
         assert len(explain(torch.compile(halve))(X)) == 2
 
+    def test_a_model_of_compiled_parts_gets_a_note(self):
+        model = Breaking()
+        assert explain(model)(X).note == ""
+        model.inner.compile()
+        assert "compiled one by one" in explain(model)(X).note
+        assert explain(torch.compile(model))(X).note == ""
+
     def test_graph_breaks_give_several_graphs_and_the_run_is_right(self):
         torch.manual_seed(0)
         model = Breaking()
@@ -175,8 +182,17 @@ class TestTracing:
 
         assert len(explain(functools.partial(halve))(X)) == 2
 
+    def test_a_device_without_kernels_is_said(self, monkeypatch):
+        from sta_compile.ir.target import Target
+        from sta_compile.runtime import target
+
+        monkeypatch.setattr(target, "detect", lambda _: Target("hip", unsupported="AMD"))
+        explanation = explain(Small())(X)
+        assert explanation.replaced == []
+        assert "AMD; use an NVIDIA GPU" in explanation.summary()
+
     def test_an_error_of_a_stage_is_raised_as_it_is(self, monkeypatch):
-        def fail(*_):
+        def fail(*_, **__):
             raise sta_compile.StaError("strict")
 
         monkeypatch.setattr(sta_compile.pipeline, "rewrite", fail)
@@ -196,8 +212,8 @@ class TestTracing:
     def test_values_that_meta_tensors_lack_come_from_the_schedule(self, monkeypatch):
         rewrite = sta_compile.pipeline.rewrite
 
-        def unknown(*args):
-            gm, report = rewrite(*args)
+        def unknown(*args, **kwargs):
+            gm, report = rewrite(*args, **kwargs)
             report.noise = NoiseReport("timestep", None, "no value")
             return gm, report
 

@@ -53,5 +53,5 @@ def test_mistakes_say_what_to_pass():
         build("Nope")
     with pytest.raises(StaError, match="smaller than one latent; pass --size"):
         latent_of("WanTransformer3DModel", 81, 4, 4)
-    with pytest.raises(StaError, match="num_layer.*constructor"):
+    with pytest.raises(StaError, match=r"num_layer.*constructor"):
         build("WanTransformer3DModel", {"num_layer": 1})

@@ -9,7 +9,7 @@ multiplies it is bound to the same atoms. Sizes are ints, or sympy expressions w
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -125,20 +125,21 @@ def segments_of(axis: Axis) -> tuple[Axis, ...]:
     return axis[0].parts if len(axis) == 1 and isinstance(axis[0], Concat) else (axis,)
 
 
-def _mentions(axis: Axis, atom: Atom) -> bool:
-    return any(
-        factor is atom
-        if isinstance(factor, Atom)
-        else any(_mentions(part, atom) for part in factor.parts)
-        for factor in axis
-    )
+def atoms_of(axis: Axis) -> Iterator[Atom]:
+    """The atoms of an axis and of its parts."""
+    for factor in axis:
+        if isinstance(factor, Atom):
+            yield factor
+        else:
+            for part in factor.parts:
+                yield from atoms_of(part)
 
 
 def _bind(atom: Atom, axis: Axis) -> bool:
     axis = resolve(axis)
     if axis == (atom,):
         return True
-    if _mentions(axis, atom):
+    if atom in atoms_of(axis):
         return False
     if len(axis) == 1 and isinstance(axis[0], Atom):
         other = axis[0]

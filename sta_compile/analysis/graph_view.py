@@ -46,6 +46,7 @@ _ALIASES = {
     "__invert__": "logical_not",
     "_softmax": "softmax",
     "_safe_softmax": "softmax",
+    "mod": "remainder",
 }
 _INPLACE_OPERATORS = {
     "iadd": "add",
@@ -98,6 +99,8 @@ def canonical_name(node: torch.fx.Node) -> str:
     name = _target_name(node)
     if getattr(node.target, "__module__", "") == "_operator" or node.target is operator.getitem:
         name = _INPLACE_OPERATORS.get(name, name)
+    if name == "getattr" and len(node.args) == 2:  # x.mT
+        name = str(node.args[1])
     if name.endswith("_") and not name.endswith("__") and name not in _ALIASES:
         name = name[:-1]
     return _ALIASES.get(name, name)
@@ -150,7 +153,8 @@ def is_tensor(node: Any) -> bool:
 def module_path(node: torch.fx.Node) -> str:
     """Path of the module that a node came from: "blocks.0.attn1"; "" at the root.
 
-    Example: nn_module_stack key "L['self'].__dict__['_modules']['blocks'].0.attn1" -> "blocks.0.attn1"
+    Example: nn_module_stack key "L['self'].__dict__['_modules']['blocks'].0.attn1" -> "blocks.0.attn1"; a forward behind
+    a decorator is a function of `args`, "L['args'][0].layers.0" -> "layers.0".
     """
     stack = node.meta.get("nn_module_stack")
     if not stack:
@@ -160,7 +164,7 @@ def module_path(node: torch.fx.Node) -> str:
     path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
     parts = [p for p in path.split(".") if p]
     if parts and parts[0] in ("L", "G"):
-        parts = parts[2:]
+        parts = parts[3:] if parts[1:3] == ["args", "0"] else parts[2:]
     return ".".join(p for p in parts if p not in ("_orig_mod", "_modules"))
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.fx
 
+from .._torch import size_hint
 from ..planning.cut_layout import LayoutProblem, LayoutSolution, Use, solve
 from .axes import Axis, Size
 from .graph_view import canonical_name, fake_value, is_inplace, is_tensor
@@ -173,6 +174,8 @@ class LayoutBuilder:
             return True
         if any(self.values.scattered(n) for n in [*inputs, node]):
             return True
+        if holding and self.values.order_bound(node):
+            return True
         if is_inplace(node):
             target = node.args[0]
             return not isinstance(target, torch.fx.Node) or self._place(target) is None
@@ -240,16 +243,8 @@ def _bytes(node: torch.fx.Node) -> float:
     assert is_tensor(node), canonical_name(node)
     total = float(value.element_size())
     for size in value.shape:
-        total *= size if isinstance(size, int) else _typical(size)
+        total *= size_hint(size)
     return total
-
-
-def _typical(size: torch.SymInt) -> float:
-    """A symbolic size as a number for costs: its hint, or a text length in place of sizes that depend on data."""
-    if size.node.has_hint():
-        return float(size.node.hint)
-    expr = size.node.expr
-    return float(expr.subs(dict.fromkeys(expr.free_symbols, 256)))
 
 
 def propagate_layout(

@@ -7,16 +7,17 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.fx
 
-from .axes import Atom, Axis, Concat, Dims, Size, axis_size, resolve, segments_of
-from .graph_view import GraphView, argument, canonical_name, fake_value, is_inplace
+from .axes import Atom, Axis, Concat, Dims, Size, atoms_of, axis_size, resolve, segments_of
+from .graph_view import GraphView, argument, canonical_name, fake_value, is_inplace, is_tensor
 from .trace_dims import DimTrace
+from .trace_index import written_axes
 
 # Sums over tokens: the order of the tokens doesn't matter, as long as all operands have the same one.
 _ORDER_FREE = {
@@ -52,19 +53,11 @@ class TokenValues:
         self.grid = resolve(grid)
         self._atoms = {f for f in self.grid if isinstance(f, Atom)}
 
-    def tensors(self, node: torch.fx.Node) -> list[Dims]:
-        traced = self.trace.values.get(node)
-        if isinstance(traced, list):
-            return [d for d in traced if d is not None]
-        return [traced] if traced is not None else []
-
     def place(self, node: torch.fx.Node) -> Place | None:
         """Where a value holds the whole grid; for a tuple, where its first such element does, and then not movable."""
         traced = self.trace.values.get(node)
-        for dims in self.tensors(node):
-            places = [
-                (d, *found) for d, axis in enumerate(dims) for found in self._find(resolve(axis))
-            ]
+        for dims in self.trace.tensors(node):
+            places = [(d, *found) for d, axis in enumerate(dims) for found in self._find(axis)]
             if places:
                 dim, offset, movable = places[0]
                 return Place(
@@ -89,29 +82,47 @@ class TokenValues:
     def scattered(self, node: torch.fx.Node) -> bool:
         """Does a value hold factors of the grid, but not the grid as a whole?"""
         return any(
-            not self._find(axis) and any(a in self._atoms for a in _atoms(axis))
-            for dims in self.tensors(node)
-            for axis in map(resolve, dims)
+            not self._find(axis) and any(a in self._atoms for a in atoms_of(axis))
+            for dims in self.trace.tensors(node)
+            for axis in dims
         )
 
     def misaligned(self, node: torch.fx.Node) -> bool:
         """Does an operation combine tokens of the grid with an axis whose relation to them is not known?"""
         axes = self.trace.misaligned.get(node, ())
-        return any(atom in self._atoms for axis in axes for atom in _atoms(resolve(axis)))
+        return any(atom in self._atoms for axis in axes for atom in atoms_of(resolve(axis)))
 
     def constant(self, node: torch.fx.Node) -> bool:
         """Does the operation make the same value for all tokens? Such values are in every order at once."""
         name = canonical_name(node)
         if name in _CONSTANT:
             return True
-        sources = [s for s in self.view.producers(node) if self.tensors(s)]
+        sources = [s for s in self.view.producers(node) if self.trace.tensors(s)]
         if name in _BROADCAST:
             return not any(self.place(s) or self.scattered(s) for s in sources)
         return False
 
     def order_free(self, node: torch.fx.Node) -> bool:
         """Is an operation that reads the grid and doesn't return it indifferent to the order of the tokens?"""
-        return canonical_name(node) in _ORDER_FREE or self._passes_by(node)
+        if canonical_name(node) in _ORDER_FREE:
+            return isinstance(fake_value(node), torch.Tensor)  # max(dim) gives indices too
+        return self._passes_by(node)
+
+    def order_bound(self, node: torch.fx.Node) -> bool:
+        """Does an operation that reads the grid, and may return it, put its tokens elsewhere or ask for their places?"""
+        name = canonical_name(node)
+        if name == "scaled_dot_product_attention":
+            return bool(argument(node, 5, "is_causal", False))
+        if name == "embedding":
+            return any(self.place(n) for n in node.all_input_nodes if not is_index(n))
+        if name in ("getitem", "setitem"):
+            source, index = node.args[:2]
+            if any(map(is_tensor, index if isinstance(index, tuple) else (index,))):
+                return True
+            if name == "setitem":
+                return not self._keeps_rows(source, written_axes(self.trace, node))
+        moved = self.trace.invented.get(node, set())
+        return any(a in self._atoms for atom in moved for a in atoms_of(resolve((atom,))))
 
     def _passes_by(self, node: torch.fx.Node) -> bool:
         """Does an operation pick the text beside the grid, or the element of a tuple that has no grid?"""
@@ -122,25 +133,28 @@ class TokenValues:
             return False
         if isinstance(self.trace.values.get(source), list):
             return True
+        return self._beside(source, self.trace.dims(node))
+
+    def _keeps_rows(self, source: Any, part: Dims | None) -> bool:
+        """Has a slice of a value the whole grid, or nothing of it?"""
+        return any(map(self._find, part or ())) or self._beside(source, part)
+
+    def _beside(self, source: Any, part: Dims | None) -> bool:
+        """Is a slice of a value the text beside the grid?"""
         beside = [
             {factor for part in axis[0].parts if not self._find(part) for factor in part}
             for axis in self.trace.dims(source) or ()
             if len(axis) == 1 and isinstance(axis[0], Concat)
         ]
         return any(
-            axis and all(set(part) <= others for part in segments_of(axis))
+            axis and all(set(segment) <= others for segment in segments_of(axis))
             for others in beside
-            for axis in self.trace.dims(node) or ()
+            for axis in part or ()
         )
 
 
-def _atoms(axis: Axis) -> Iterator[Atom]:
-    for factor in axis:
-        if isinstance(factor, Atom):
-            yield factor
-        else:
-            for part in factor.parts:
-                yield from _atoms(part)
+def is_index(node: torch.fx.Node) -> bool:
+    return not fake_value(node).is_floating_point()
 
 
 def storage_of(node: torch.fx.Node) -> Iterable[int]:

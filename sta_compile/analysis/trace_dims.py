@@ -14,7 +14,19 @@ from typing import Any
 import torch
 import torch.fx
 
-from .axes import Axis, Dims, Size, axis_size, fresh, resolve, same_size, size_of, unify
+from .axes import (
+    Atom,
+    Axis,
+    Dims,
+    Size,
+    atoms_of,
+    axis_size,
+    fresh,
+    resolve,
+    same_size,
+    size_of,
+    unify,
+)
 from .graph_view import GraphView, canonical_name, fake_value, is_pointwise
 
 # A tensor's axes; for a tuple of tensors, a list with one entry per element (None: not a tensor).
@@ -26,12 +38,15 @@ class DimTrace:
 
     opaque: nodes whose rule is not known: their outputs have new axes, and their inputs keep raster order.
     misaligned: axes that a node combines position by position, though what is known of them can't be aligned.
+    invented: atoms of a node's outputs that none of its inputs has. A later operation may show that such an axis has the
+        positions of another one, but what the node moved where is not known.
     """
 
     def __init__(self, view: GraphView) -> None:
         self.view = view
         self.values: dict[torch.fx.Node, Traced] = {}
         self.opaque: set[torch.fx.Node] = set()
+        self.invented: dict[torch.fx.Node, set[Atom]] = {}
         self.misaligned: dict[torch.fx.Node, list[Axis]] = {}
         self._rows: dict[tuple[Axis, torch.fx.Node], Axis] = {}
 
@@ -39,6 +54,15 @@ class DimTrace:
         """Axes of a tensor node, resolved as far as known; None for anything else."""
         traced = self.values.get(node) if isinstance(node, torch.fx.Node) else None
         return tuple(resolve(axis) for axis in traced) if isinstance(traced, tuple) else None
+
+    def tensors(self, node: torch.fx.Node) -> list[Dims]:
+        """Axes of a tensor, or of each tensor of a tuple."""
+        traced = self.values.get(node)
+        options = traced if isinstance(traced, list) else [traced]
+        return [tuple(map(resolve, dims)) for dims in options if isinstance(dims, tuple)]
+
+    def atoms(self, node: torch.fx.Node) -> set[Atom]:
+        return {a for dims in self.tensors(node) for axis in dims for a in atoms_of(axis)}
 
     def axis(self, node: torch.fx.Node, dim: int) -> Axis:
         dims = self.values[node]
@@ -151,6 +175,8 @@ def _apply(trace: DimTrace, node: torch.fx.Node, traced: Traced | None, value: A
     """Takes a rule's answer if it has the sizes of the fake value; anything else makes the node opaque."""
     if _fits(traced, value):
         _store(trace, node, traced)
+        read = {atom for source in node.all_input_nodes for atom in trace.atoms(source)}
+        trace.invented[node] = trace.atoms(node) - read
     else:
         trace.opaque.add(node)
         _store(trace, node, fresh_dims(value))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from .axes import Axis, Size, axis_size, fresh, part_of, size_of, unify
+from .axes import Axis, Dims, Size, axis_size, fresh, part_of, size_of, unify
 from .graph_view import argument, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, shape_of
 
@@ -111,21 +111,27 @@ def getitem(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 def relate_setitem(trace: DimTrace, node: torch.fx.Node) -> bool:
     """States that a written value has the axes of the slice that it is written to; False if that can't be told."""
-    x, index, value = node.args
+    x, _, value = node.args
     if not is_tensor(x):
         return False
     if not is_tensor(value):
         return True
-    region = fake_value(x)[fake_value_index(index)]
-    dims = indexed(trace, x, index, tuple(size_of(s) for s in region.shape))  # type: ignore[arg-type]
-    written = trace.dims(value)
-    if not isinstance(dims, tuple) or written is None:
+    dims, written = written_axes(trace, node), trace.dims(value)
+    if dims is None or written is None:
         return False
     ok = True
     for axis, other in zip(reversed(dims), reversed(written), strict=False):
         if axis and other:
             ok &= unify(axis, other)
     return ok
+
+
+def written_axes(trace: DimTrace, node: torch.fx.Node) -> Dims | None:
+    """Axes of the slice that a `setitem` writes."""
+    x, index = node.args[:2]
+    region = fake_value(x)[fake_value_index(index)]
+    dims = indexed(trace, x, index, tuple(size_of(s) for s in region.shape))  # type: ignore[arg-type]
+    return dims if isinstance(dims, tuple) else None
 
 
 def fake_value_index(index: Any) -> Any:

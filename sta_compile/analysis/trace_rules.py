@@ -25,7 +25,7 @@ from .axes import (
     unify,
 )
 from .graph_view import argument, canonical_name, fake_value, is_tensor
-from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, shape_of
+from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, pointwise, shape_of
 from .trace_index import getitem, narrow, select, slices
 
 Rule = Callable[[DimTrace, torch.fx.Node], "Traced | None"]
@@ -47,6 +47,23 @@ def _dim_args(node: torch.fx.Node, first: int, name: str) -> list[int]:
 
 def same(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     return _input(trace, node)
+
+
+def transform(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """A norm over the last axes, whose weight and bias have these axes too."""
+    dims = _input(trace, node)
+    for position, name in ((2, "weight"), (3, "bias")):
+        parameter = trace.dims(argument(node, position, name))
+        for axis, other in zip(reversed(dims or ()), reversed(parameter or ()), strict=False):
+            if axis and other:
+                trace.relate(node, axis, other)
+    return dims
+
+
+def group_norm(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """Groups are ranges of the second axis, so nothing of it can be told from one channel's place."""
+    dims = _input(trace, node)
+    return None if dims is None else (dims[0], fresh(axis_size(dims[1])), *dims[2:])
 
 
 def new_axes(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
@@ -73,7 +90,9 @@ def transpose(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     if dims is None:
         return None
     name = canonical_name(node)
-    if name in ("t", "mT"):
+    if name in ("t", "T", "mT"):
+        if len(dims) > 2 and name != "mT":
+            return None
         first, second = (-2, -1) if len(dims) > 1 else (0, 0)
     else:
         first, second = int(argument(node, 1, "dim0")), int(argument(node, 2, "dim1"))
@@ -227,6 +246,8 @@ def reduction(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     value = fake_value(node)
     first = 2 if canonical_name(node) in ("linalg_vector_norm", "norm", "quantile") else 1
     which = argument(node, first, "dim", node.kwargs.get("axis"))
+    if is_tensor(which) or "other" in node.kwargs:  # max(x, y)
+        return pointwise(trace, node)
     which = range(len(dims)) if which is None else [which] if isinstance(which, int) else which
     reduced = {d % len(dims) for d in which} if len(dims) else set()
     keep = bool(argument(node, first + 1, "keepdim", False))
@@ -356,7 +377,7 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (view, "view reshape flatten unflatten view_as reshape_as ravel"),
     (squeeze_or_unsqueeze, "squeeze unsqueeze"),
     (permute, "permute"),
-    (transpose, "transpose t mT"),
+    (transpose, "transpose t T mT"),
     (movedim, "movedim"),
     (expand, "expand expand_as broadcast_to"),
     (repeat, "repeat tile"),
@@ -374,7 +395,9 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
         "sum mean amax amin max min any all prod std var norm linalg_vector_norm argmax argmin "
         "logsumexp",
     ),
-    (same, "softmax log_softmax layer_norm rms_norm group_norm native_layer_norm normalize"),
+    (same, "softmax log_softmax normalize"),
+    (transform, "layer_norm rms_norm"),
+    (group_norm, "group_norm"),
     (linear, "linear"),
     (matmul, "matmul bmm mm baddbmm addmm"),
     (einsum, "einsum"),

@@ -42,9 +42,7 @@ class SizeNodes:
                     return self._size_node(node, dim)
         return None
 
-    def of_size(
-        self, size: Size, owner: torch.fx.GraphModule, before: torch.fx.Node
-    ) -> Number:
+    def of_size(self, size: Size, owner: torch.fx.GraphModule, before: torch.fx.Node) -> Number:
         """A number known as an expression, as a node of `owner` from a value before `before` that has a dimension of it."""
         size = _torch.simplified(size, self._env)
         if isinstance(size, int):
@@ -183,7 +181,9 @@ class FlagNodes:
         site, lengths = found.site, found.lengths
         owner, graph = self.view.owner[site.node], site.node.graph
         limit = self.threads.reach(lengths.limit, owner)
-        contexts = [n for (role, _), n in zip(found.segments, segments, strict=True) if role == "context"]
+        contexts = [
+            n for (role, _), n in zip(found.segments, segments, strict=True) if role == "context"
+        ]
         key = (limit, owner, len(contexts))
         if key not in self._lengths:
             with graph.inserting_before(site.node):
@@ -217,4 +217,3 @@ class FlagNodes:
         ]
         stacked = add_call(graph, "call_function", torch.stack, ([*columns, valid], 1), like=node)
         return method("to", stacked, torch.int32)
-

@@ -1,7 +1,7 @@
 """Small diffusers video transformers with random weights, in which attention matters and frames, rows and columns differ.
 
-    family("wan").case(batch=2, grid=(5, 9, 11)) is a two-layer WanTransformer3DModel and its inputs; its self-attentions over
-    the 5x9x11 grid are the modules blocks.0.attn1 and blocks.1.attn1, and no text stands in their sequence.
+family("wan").case(batch=2, grid=(5, 9, 11)) is a two-layer WanTransformer3DModel and its inputs; its self-attentions over
+the 5x9x11 grid are the modules blocks.0.attn1 and blocks.1.attn1, and no text stands in their sequence.
 """
 
 from __future__ import annotations
@@ -66,8 +66,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Family:
-    """build: size -> (model, inputs). attention: module paths, {} the layer. clean, noisy: timesteps at noise level 0.9 and 0.98
-    in the convention `noise`."""
+    """build: size -> (model, inputs). attention: module paths, {} the layer.
+
+    clean, noisy: timesteps at noise level 0.9 and 0.98 in the convention `noise`.
+    """
 
     name: str
     build: Callable[[Size], tuple[nn.Module, Inputs]]

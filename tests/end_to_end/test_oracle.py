@@ -22,9 +22,7 @@ F = torch.nn.functional
     ],
 )
 def test_two_writings_of_the_definition_agree(grid, tiles, window):
-    assert torch.equal(
-        window_mask(grid, tiles, window), by_tensors.video_mask(grid, tiles, window)
-    )
+    assert torch.equal(window_mask(grid, tiles, window), by_tensors.video_mask(grid, tiles, window))
 
 
 def test_a_window_that_is_the_whole_axis_sees_all():
@@ -32,7 +30,10 @@ def test_a_window_that_is_the_whole_axis_sees_all():
 
 
 def test_rows_and_columns_are_told_apart():
-    tall, wide = window_mask((1, 4, 6), (1, 4, 3), (1, 1, 3)), window_mask((1, 6, 4), (1, 3, 4), (1, 3, 1))
+    tall, wide = (
+        window_mask((1, 4, 6), (1, 4, 3), (1, 1, 3)),
+        window_mask((1, 6, 4), (1, 3, 4), (1, 3, 1)),
+    )
     assert tall.sum() == wide.sum()
     assert not torch.equal(tall, wide)
 

@@ -1,0 +1,268 @@
+"""Axes of moved tensors against a numbering of their elements, and the terms of single operations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+import pytest
+import sympy
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sta_compile.analysis.axes import (
+    Atom,
+    Axis,
+    Concat,
+    Dims,
+    axis_size,
+    concat,
+    fresh,
+    part_of,
+    regroup,
+    resolve,
+    same_size,
+    segments_of,
+    unify,
+)
+from tests.analysis.numbering import assert_moved, index_on, multi_indices
+
+
+@dataclass
+class Value:
+    ids: Tensor  # which element of which input
+    dims: Dims
+
+
+class Program:
+    """Random operations that move elements, applied to numbered tensors and to their axes."""
+
+    def __init__(self, draw: st.DrawFn) -> None:
+        self.draw = draw
+        self.inputs: list[Value] = []
+        self.values: list[Value] = []
+        self.tied: list[tuple[Value, Value]] = []
+        self.elements = 0
+
+    def input(self, shape: tuple[int, ...]) -> None:
+        ids = torch.arange(prod(shape)).view(shape) + self.elements
+        self.elements += ids.numel()
+        self.inputs.append(Value(ids, tuple(fresh(size) for size in shape)))
+        self.values.append(self.inputs[-1])
+
+    def pick(self) -> Value:
+        return self.draw(st.sampled_from(self.values))
+
+    def add(self, ids: Tensor, dims: Dims) -> None:
+        self.values.append(Value(ids, tuple(resolve(axis) for axis in dims)))
+
+    def reshape(self) -> None:
+        value = self.pick()
+        shape, left = [], value.ids.numel()
+        while len(shape) < 4 and left > 1:
+            size = self.draw(st.sampled_from([d for d in range(1, left + 1) if left % d == 0]))
+            shape.append(size)
+            left //= size
+        shape.append(left)
+        self.add(value.ids.reshape(shape), regroup(value.dims, shape))
+
+    def permute(self) -> None:
+        value = self.pick()
+        order = self.draw(st.permutations(range(value.ids.dim())))
+        self.add(value.ids.permute(order), tuple(value.dims[i] for i in order))
+
+    def slice(self) -> None:
+        value = self.pick()
+        dim = self.draw(st.integers(0, value.ids.dim() - 1))
+        ends = st.integers(0, value.ids.shape[dim])
+        start, stop = sorted((self.draw(ends), self.draw(ends)))
+        if start == stop:
+            return
+        dims = list(value.dims)
+        dims[dim] = part_of(dims[dim], start, stop)
+        self.add(value.ids.narrow(dim, start, stop - start), tuple(dims))
+
+    def cat(self) -> None:
+        first = self.pick()
+        dim = self.draw(st.integers(0, first.ids.dim() - 1))
+
+        def fits(other: Value) -> bool:
+            a, b = list(first.ids.shape), list(other.ids.shape)
+            return a[:dim] + a[dim + 1 :] == b[:dim] + b[dim + 1 :] and len(a) == len(b)
+
+        second = self.draw(st.sampled_from([v for v in self.values if fits(v)]))
+        dims = list(first.dims)
+        for i in range(len(dims)):
+            if i == dim:
+                dims[i] = concat([resolve(first.dims[i]), resolve(second.dims[i])])
+            elif not unify(first.dims[i], second.dims[i]):
+                return
+        if first.ids.numel() + second.ids.numel() <= 400:
+            self.add(torch.cat([first.ids, second.ids], dim), tuple(dims))
+
+    def tie(self) -> None:
+        """A pointwise operation of two values."""
+        first = self.pick()
+        second = self.draw(
+            st.sampled_from([v for v in self.values if v.ids.shape == first.ids.shape])
+        )
+        aligned = [unify(a, b) for a, b in zip(first.dims, second.dims, strict=True)]
+        if all(aligned):
+            self.tied.append((first, second))
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    program = Program(draw)
+    sizes = st.lists(st.sampled_from([1, 2, 3, 4, 6, 12]), min_size=1, max_size=3)
+    for _ in range(draw(st.integers(1, 3))):
+        program.input(tuple(draw(sizes)))
+    steps = [program.reshape, program.permute, program.slice, program.cat, program.tie]
+    for step in draw(st.lists(st.sampled_from(steps), min_size=1, max_size=8)):
+        step()
+    return program
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs())
+def test_moved_elements_are_where_the_axes_say(program: Program) -> None:
+    sources = {}
+    for value in program.inputs:
+        pairs = zip(value.ids.flatten().tolist(), multi_indices(value.dims), strict=True)
+        sources.update(pairs)
+    for value in program.values:
+        assert_moved(sources, value.ids, value.dims)
+    for first, second in program.tied:
+        assert list(multi_indices(first.dims)) == list(multi_indices(second.dims))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.integers(2, 5), min_size=1, max_size=4), st.data())
+def test_views_that_keep_or_merge_axes_lose_nothing(sizes: list[int], data: st.DataObject) -> None:
+    """A permuted tensor, some of whose neighbouring axes are merged, and split again."""
+    order = data.draw(st.permutations(range(len(sizes))))
+    cuts = data.draw(st.sets(st.integers(1, len(sizes))).map(sorted))
+    bounds = [0, *(c for c in cuts if c < len(sizes)), len(sizes)]
+    dims = tuple(fresh(sizes[i]) for i in order)
+    merged = [
+        prod(sizes[i] for i in order[start:stop])
+        for start, stop in zip(bounds, bounds[1:], strict=False)
+    ]
+    flat = regroup(dims, merged)
+    assert list(multi_indices(flat)) == list(multi_indices(dims))
+    assert regroup(flat, [sizes[i] for i in order]) == tuple(resolve(axis) for axis in dims)
+
+
+def test_a_video_beside_text() -> None:
+    """The example of the module: a 3x4x5 grid, flattened, beside 7 text tokens, and sliced off again."""
+    t, h, w, text = fresh(3), fresh(4), fresh(5), fresh(7)
+    (tokens,) = regroup((t, h, w), (60,))
+    joint = concat([tokens, text])
+    assert axis_size(joint) == 67
+    assert segments_of(joint) == (tokens, text)
+    assert part_of(joint, 0, 60) == (*t, *h, *w)
+    assert part_of(joint, 60, 67) == text
+    table = fresh(60)
+    assert unify(part_of(joint, 0, 60), table)
+    assert resolve(table) == (*t, *h, *w)
+
+
+def test_an_axis_is_split_where_it_must_be() -> None:
+    heads_and_channels = fresh(24)
+    heads, channels = regroup((heads_and_channels,), (3, 8))
+    assert resolve(heads_and_channels) == (*heads, *channels)
+    rows, cols = fresh(4), fresh(6)
+    pairs, halves, rest = regroup((rows, cols), (4, 2, 3))
+    assert pairs == rows
+    assert resolve(cols) == (*halves, *rest)
+
+
+def test_a_view_across_axes_claims_nothing() -> None:
+    rows, cols = fresh(4), fresh(6)
+    three, eight = regroup((rows, cols), (3, 8))
+    assert not {*three, *eight} & {*resolve(rows), *resolve(cols)}
+    assert resolve(rows) == rows
+
+
+def test_a_view_across_a_concatenation_claims_nothing() -> None:
+    joint = concat([fresh(4), fresh(2)])
+    three, two = regroup((joint,), (3, 2))
+    assert (axis_size(three), axis_size(two)) == (3, 2)
+    assert segments_of(joint) == joint[0].parts  # type: ignore[union-attr]
+
+
+def test_axes_of_other_structure_are_not_unified() -> None:
+    a, b = regroup((fresh(2), fresh(3)), (6,))[0], regroup((fresh(3), fresh(2)), (6,))[0]
+    assert not unify(a, b)
+    joint, other = concat([fresh(2), fresh(4)]), concat([fresh(3), fresh(3)])
+    assert not unify(joint, other)
+    assert not unify(fresh(5), fresh(6))
+
+
+def test_unified_concatenations_have_the_same_parts() -> None:
+    video, text = fresh(60), fresh(7)
+    first, second = concat([video, text]), concat([fresh(60), fresh(3), fresh(4)])
+    assert unify(first, second)
+    assert resolve(first) == resolve(second)
+    assert [axis_size(part) for part in segments_of(first)] == [60, 3, 4]
+    assert resolve(text) == (Concat(segments_of(second)[1:]),)
+
+
+def test_an_axis_is_not_unified_with_a_part_of_itself() -> None:
+    axis = fresh(6)
+    (whole,) = axis
+    assert isinstance(whole, Atom)
+    assert not unify(axis, (Atom(1), whole))
+    assert resolve(axis) == axis
+
+
+def test_pieces_that_are_put_back_are_the_whole() -> None:
+    axis = fresh(12)
+    pieces = [part_of(axis, start, stop) for start, stop in ((0, 5), (5, 6), (6, 12))]
+    assert [axis_size(piece) for piece in pieces] == [5, 1, 6]
+    assert concat([part_of(axis, 0, 5), part_of(axis, 5, 12)]) == axis
+    assert concat([part_of(axis, 5, 12), part_of(axis, 0, 5)]) != axis
+    assert concat([part_of(axis, 0, 5), part_of(axis, 6, 12)]) != axis
+
+
+def test_a_piece_of_a_piece_knows_where_it_was() -> None:
+    axis = fresh(12)
+    (inner,) = part_of(part_of(axis, 2, 10), 3, 7)
+    (whole,) = axis
+    assert index_on((inner,), 1)[whole, 6] == 1
+
+
+def test_a_proved_grid_axis_stays_whole_where_a_grid_is_read() -> None:
+    rows = fresh(8, origin="conv2d patch embed")
+    regroup((rows,), (4, 2))
+    assert len(resolve(rows)) == 2
+    assert resolve(rows, to_grid=True) == rows
+
+
+@pytest.mark.parametrize("proved_first", [True, False])
+def test_the_proved_atom_of_two_is_kept(proved_first: bool) -> None:
+    proved, plain = fresh(8, origin="conv2d patch embed"), fresh(8)
+    assert unify(*((proved, plain) if proved_first else (plain, proved)))
+    assert resolve(plain) == resolve(proved) == proved
+
+
+def test_sizes_may_be_expressions() -> None:
+    t, h, w = sympy.symbols("t h w", integer=True, positive=True)
+    dims = (fresh(2), fresh(t), fresh(h), fresh(w))
+    batch, tokens = regroup(dims, (2, t * h * w))
+    assert (batch, tokens) == (dims[0], (*dims[1], *dims[2], *dims[3]))
+    assert regroup((batch, tokens), (2, t, h * w))[1:] == (dims[1], (*dims[2], *dims[3]))
+    assert same_size(axis_size(concat([tokens, fresh(7)])), w * h * t + 7)
+    joint = concat([fresh(7), tokens])
+    assert part_of(joint, 7, 7 + t * h * w) == tokens
+    assert axis_size(part_of(joint, 3, 7 + t * h * w)) == 4 + t * h * w
+
+
+def test_empty_and_single_axes() -> None:
+    assert fresh(1) == ()
+    assert axis_size(()) == 1
+    empty: Axis = fresh(0)
+    assert [axis_size(axis) for axis in regroup((empty, fresh(3)), (3, 0))] == [3, 0]
+    assert segments_of(concat([fresh(3), (), fresh(2)]))[1] != ()
