@@ -243,9 +243,7 @@ def sweep() -> list[dict[str, object]]:
         out = torch.empty_like(call.q)
         lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
         tensors = (call.q, call.k, call.v, out, lse, None, None)
-        problem = launch._problem(
-            call.q, call.k, call.v, out, None, None, call.geometry, call.scale
-        )
+        problem = launch._problem(call.q, call.k, call.v, None, None, call.geometry, call.scale)
         base = select(problem, "triton")[0]
         runs: dict[str, Callable[[], object]] = {}
         for spec in base:

@@ -61,7 +61,6 @@ class TritonForward:
             head_dim=p.head_dim,
             blocks=fastest(table, p.query_rows),
             loads=self.loads,
-            unit=8 if p.aligned else 1,
             contexts=p.contexts,
             lengths=p.lengths,
             dense=p.dense,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..codegen.tensor_map import TensorMap, tensor_map
 from ..ir.geometry import Geometry
-from ..ir.kernel_spec import KernelSpec
+from ..ir.kernel_spec import STRIDE_UNIT, KernelSpec
 
 MAX_CONTEXTS = 4
 LOG2_E = log2(2.718281828459045)
@@ -73,7 +73,7 @@ def bind(
         assert len(maps) == 3, "the TMA emitter refuses tensors that are not one matrix"
         for m, rows in zip(maps, (spec.blocks.m, spec.blocks.n, spec.blocks.n), strict=True):
             descriptors.append(([m.rows, m.cols], [m.stride, 1], [rows, spec.padded_head_dim]))
-    strides = [s // spec.unit for x in (q, k, v, out) for s in x.stride()[:3]]
+    strides = [s // STRIDE_UNIT for x in (q, k, v, out) for s in x.stride()[:3]]
     offsets = [o for m in maps for o in (m.row_batch, m.row_head, m.col_head)]
     count, per_tile, contexts = programs(spec, geometry, batch * heads)
     segments = [n for run in geometry.contexts for n in run]
@@ -102,9 +102,10 @@ def map_of(x: Tensor) -> TensorMap | None:
 
 
 def is_aligned(x: Tensor) -> bool:
-    """Every row of x starts at a multiple of 16 bytes and of 8 elements."""
-    axes = zip(x.shape[:3], x.stride()[:3], strict=True)
-    return x.data_ptr() % 16 == 0 and all(stride % 8 == 0 for size, stride in axes if size > 1)
+    """Whether a kernel can read x: contiguous rows that start at 16 bytes and at 8 elements."""
+    batch, head, token, last = x.stride()
+    apart = (batch | head | token) % STRIDE_UNIT == 0
+    return last == 1 and apart and x.data_ptr() % 16 == 0
 
 
 def programs(spec: KernelSpec, geometry: Geometry, batch_heads: int) -> tuple[int, int, int]:

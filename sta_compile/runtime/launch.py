@@ -83,10 +83,9 @@ def attention_forward(
         return None
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    target = (
-        out if out.stride(3) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
-    )
+    rows = torch.contiguous_format
+    q, k, v = (x if is_aligned(x) else x.clone(memory_format=rows) for x in (q, k, v))
+    target = out if is_aligned(out) else torch.empty_like(out, memory_format=rows)
     key_lengths = None if key_lengths is None else key_lengths.contiguous()
     dense = None if dense is None else dense.contiguous()
     if not _launched((q, k, v, target, lse, key_lengths, dense), geometry, scale, kernel):
@@ -102,7 +101,7 @@ def _launched(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -
     ready = _ready.get(key)
     if ready is not None and _again(ready, tensors):
         return True
-    problem = _problem(*tensors[:4], *tensors[5:], geometry, scale)
+    problem = _problem(*tensors[:3], *tensors[5:], geometry, scale)
     specs, refusals = select(problem, kernel)
     for spec in specs:
         if spec not in _failed and (first := _run(spec, tensors, geometry, scale)):
@@ -185,7 +184,7 @@ def prepare(
     stand_in = geometry or _one_tile(tokens, contexts)
     built: dict[str, None] = {}
     for query_rows in rows:
-        problem = _problem(q, k, k, q, counts, flags, stand_in, scale, device, query_rows)
+        problem = _problem(q, k, k, counts, flags, stand_in, scale, device, query_rows)
         for spec in select(problem, kernel)[0]:
             if spec in _failed or _build(spec, q, k, counts, flags, stand_in, scale, device):
                 built[spec.text()] = None
@@ -197,7 +196,6 @@ def _problem(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
     key_lengths: Tensor | None,
     dense: Tensor | None,
     geometry: Geometry,
@@ -214,7 +212,6 @@ def _problem(
         dense=dense is not None,
         scale=scale,
         query_rows=query_rows or _query_rows(geometry),
-        aligned=all(map(is_aligned, (q, k, v, out))),
         mapped=all(map_of(x) is not None for x in (q, k, v)),
     )
 

@@ -75,7 +75,7 @@ def check_fits(spec, tmp_path):
 def test_compiles_without_spills_within_shared_memory(arch, dtype, head_dim, loads, tmp_path):
     table = choices(arch, dtype, head_dim, loads)
     spec = KernelSpec(
-        "forward", arch, dtype, head_dim, table[0].blocks, loads, 8, 1, "i32", dense=True
+        "forward", arch, dtype, head_dim, table[0].blocks, loads, 1, "i32", dense=True
     )
     ptx = check_fits(spec, tmp_path)
     if loads == "tma":
@@ -94,8 +94,6 @@ def test_compiles_without_spills_within_shared_memory(arch, dtype, head_dim, loa
 def test_flags(contexts, lengths, dense, tmp_path):
     for choice in choices(90, "bf16", 128, "tma"):
         check_fits(
-            KernelSpec(
-                "forward", 90, "bf16", 128, choice.blocks, "tma", 8, contexts, lengths, dense
-            ),
+            KernelSpec("forward", 90, "bf16", 128, choice.blocks, "tma", contexts, lengths, dense),
             tmp_path,
         )

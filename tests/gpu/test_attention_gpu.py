@@ -134,7 +134,7 @@ def test_large_values_in_half_precision():
 
 @pytest.mark.parametrize("case", ["ragged", "text on both sides"])
 def test_pointer_loads(case, monkeypatch):
-    """What runs where rows are not aligned, or when TMA is not there."""
+    """What runs when TMA is not there, at a head dim that has it."""
     monkeypatch.setattr(
         "sta_compile.codegen.triton_forward.TritonForward._refuse_tma", lambda *_: "not now"
     )
@@ -193,28 +193,27 @@ def test_strides_beyond_two_to_the_31():
     assert relative(out, reference_of([q.clone(), k.clone(), v.clone(), *arguments[3:]])) < 4e-3
 
 
-def test_calls_that_are_alike_share_a_launch_and_others_do_not(monkeypatch):
+def test_calls_that_are_alike_share_a_launch(monkeypatch):
     monkeypatch.setattr(launch, "_ready", {})
     heads, tokens = 2, 192
     spec = AttentionSpec(("video",), tiles=(3, 4, 4), window=(1, 3, 3), kernel="triton").text()
     problem = (None, None, [tokens], [3, 8, 8], spec, 0.2)
-    memory = torch.randn(4, 1, tokens * heads * 64 + 8, device="cuda", dtype=torch.bfloat16)
+    size = tokens * heads * 64
 
     def compare(offset, token_major):
-        flat = memory[:3, :, offset : offset + tokens * heads * 64]
+        memory = torch.randn(3, 1, size + 8, device="cuda", dtype=torch.bfloat16)
         shape = (3, 1, tokens, heads, 64) if token_major else (3, 1, heads, tokens, 64)
-        q, k, v = flat.reshape(shape).clone() if offset == 0 else flat.view(shape)
+        q, k, v = memory[..., offset : offset + size].view(shape)
         q, k, v = (x.transpose(1, 2) if token_major else x for x in (q, k, v))
         arguments = [q, k, v, *problem]
         out, _ = torch.ops.sta.attention(*arguments)
         assert relative(out, reference_of(arguments)) < 4e-3
 
-    for _ in range(3):  # other memory each time
-        for offset in (0, 8, 4, 1):  # in elements: the last two are not aligned
+    for _ in range(3):
+        for offset in (0, 8, 4, 1):  # in elements: the last two make copies
             for token_major in (False, True):
                 compare(offset, token_major)
-                memory.normal_()
-    assert 4 <= len(launch._ready) <= 8
+    assert len(launch._ready) == 4
 
 
 def test_no_synchronisation():
