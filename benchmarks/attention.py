@@ -14,6 +14,7 @@ import argparse
 import datetime
 import json
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -65,6 +66,9 @@ WORKLOADS = (
     replace(W1, name="W1 333 text 256", text=256, valid=200),
     WAN,
     Workload("hunyuan 33x45x80", (33, 45, 80), (6, 5, 11), (3, 3, 3), 24, text=256, valid=77),
+    Workload("31x44x80", (31, 44, 80), (5, 6, 9), (3, 3, 3), 24),
+    Workload("mochi 28x30x53", (28, 30, 53), (6, 4, 6), (3, 3, 3), 24, text=256, valid=200),
+    Workload("cogvideox 11x48x85", (11, 48, 85), (1, 6, 18), (1, 3, 5), 48, head_dim=64, text=226),
     replace(W1, name="W1 333 d64", head_dim=64),
     replace(W1, name="W1 full", window="full", peers=True),
     replace(W1, name="W1 dense flag", dense=True, peers=True),
@@ -199,6 +203,7 @@ def peers(call: Call) -> dict[str, Callable[[], object]]:
 def measure(w: Workload) -> dict[str, object]:
     call = Call(w)
     error = call.error()
+    kernel = [*launch._ready.values()][-1].spec.text()  # each workload is bound once
     assert error < 3e-3, f"{w.name}: relative error {error}"
     contestants = {"sta": call, **(peers(call) if w.peers else {})}
     for run in contestants.values():
@@ -208,6 +213,7 @@ def measure(w: Workload) -> dict[str, object]:
     return {
         "workload": w.name,
         "error": error,
+        "kernel": kernel,
         "kept": call.geometry.pairs / call.geometry.tokens**2,
         "ms": medians,
         "tflops": {name: call.flops() / ms / 1e9 for name, ms in medians.items()},
@@ -273,6 +279,8 @@ def main() -> None:
             "device": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "triton": triton.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
             "cudnn": torch.backends.cudnn.version(),
             "commit": os.environ.get("STA_COMMIT", "unknown"),
         }

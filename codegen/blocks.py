@@ -1,7 +1,8 @@
 """Block sizes for each architecture, data type and head dim.
 
 Every row compiles without spills, within the shared memory of every architecture that uses it, with
-triton 3.6 and 3.9 (the cross-compile test walks the table). Rows are in order of preference;
+triton 3.6 and 3.9, up to four context segments with lengths and dense flags (the cross-compile test
+walks the table); but fp32 above head dim 128 spills 168 bytes with four segments on sm_80. Rows are in order of preference;
 `speed` is the throughput of a row relative to the first one on full blocks, so that `select` can
 weigh it against padded query rows.
 
