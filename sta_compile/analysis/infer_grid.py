@@ -10,6 +10,7 @@ no more than how many context tokens are valid.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import sympy
@@ -222,26 +223,36 @@ class GridInference:
         )
 
     def _grid(self, part: Axis) -> GridAxis | None:
-        whole = resolve(part)
-        if self.declared is not None:
-            tokens = self.declared[0] * self.declared[1] * self.declared[2]
-            if same_size(axis_size(whole), tokens):
-                factors = self._declared.setdefault(whole, tuple(Atom(s) for s in self.declared))
-                return GridAxis(part, factors, "option grid")
-        factors = resolve(part, to_grid=True)
-        if len(factors) not in (2, 3) or not all(isinstance(f, Atom) for f in factors):
+        """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
+        return self._proved(part) or self._of_option(part) or self._by_positions(part)
+
+    def _proved(self, part: Axis) -> GridAxis | None:
+        atoms = _grid_atoms(part)
+        if atoms is None:
             return None
-        atoms = [f for f in factors if isinstance(f, Atom)]
         origin = next((a.origin for a in atoms if a.origin), "")
         if origin and all(a.origin for a in atoms[-2:]):
-            return GridAxis(part, factors, origin)
+            return GridAxis(part, atoms, origin)
         if self._spread_over(self._inputs, atoms):
-            return GridAxis(part, factors, "reshape patchify")
+            return GridAxis(part, atoms, "reshape patchify")
         if self._spread_over(self._outputs, atoms):
-            return GridAxis(part, factors, "unpatchify")
-        return GridAxis(part, factors, "positions of the rope tables") if len(atoms) == 3 else None
+            return GridAxis(part, atoms, "unpatchify")
+        return None
 
-    def _spread_over(self, latents: list[list[Atom | None]], atoms: list[Atom]) -> bool:
+    def _of_option(self, part: Axis) -> GridAxis | None:
+        whole = resolve(part)
+        if self.declared is None or not same_size(axis_size(whole), prod(self.declared)):
+            return None
+        factors = self._declared.setdefault(whole, tuple(Atom(s) for s in self.declared))
+        return GridAxis(part, factors, "option grid")
+
+    def _by_positions(self, part: Axis) -> GridAxis | None:
+        atoms = _grid_atoms(part)
+        if atoms is None or len(atoms) != 3:
+            return None
+        return GridAxis(part, atoms, "positions of the rope tables")
+
+    def _spread_over(self, latents: list[list[Atom | None]], atoms: tuple[Atom, ...]) -> bool:
         """Does one latent have each of the atoms as the outermost factor of a dimension of its own?"""
         return any(all(any(f is a for f in firsts) for a in atoms) for firsts in latents)
 
@@ -290,6 +301,13 @@ class GridInference:
             if isinstance(dims, tuple)
             for dim in dims
         )
+
+
+def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
+    """The two or three factors that a token axis may have to be a grid."""
+    factors = resolve(part, to_grid=True)
+    atoms = tuple(f for f in factors if isinstance(f, Atom))
+    return atoms if len(atoms) == len(factors) and len(factors) in (2, 3) else None
 
 
 def _contains(axis: Axis, wanted: Axis) -> bool:
