@@ -56,32 +56,38 @@ def simplified(size: Any, shape_env: Any) -> Any:
     if isinstance(size, int):
         return size
     expr = shape_env.simplify(size)
-    equal = _equalities(shape_env)
-    if expr.free_symbols & equal.keys():
-        expr = shape_env.simplify(expr.xreplace(equal))
+    replaced = expr.xreplace(_equalities(shape_env))
+    if replaced != expr:
+        expr = shape_env.simplify(replaced)
     return int(expr) if expr.is_Integer else expr
 
 
 def _equalities(shape_env: Any) -> dict[Any, Any]:
-    """Symbols that a guard equates with an expression: a rope table's length with the product of the grid's axes."""
+    """What guards equate: a quotient with a number (a model that makes positions for 9 = s0 // 2 rows), then symbols with
+    an expression (a rope table's length with the product of the grid's axes)."""
     import sympy
 
     count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
-    if count != len(shape_env.guards):
-        equal = {}
-        for guard in shape_env.guards:
-            if isinstance(guard.expr, sympy.Eq):
-                for symbol, other in (guard.expr.args, guard.expr.args[::-1]):
-                    known = symbol in equal or symbol in other.free_symbols
-                    if (
-                        symbol.is_Symbol
-                        and other.free_symbols
-                        and not other.is_Symbol
-                        and not known
-                    ):
-                        equal[symbol] = other
-        shape_env._sta_equalities = (len(shape_env.guards), equal)
-    return dict(equal)
+    if count == len(shape_env.guards):
+        return equal  # type: ignore[no-any-return]
+    equations = [g.expr.args for g in shape_env.guards if isinstance(g.expr, sympy.Eq)]
+    equal = dict(filter(None, (_number_of(left - right) for left, right in equations)))
+    for left, right in equations:
+        for symbol, other in ((left, right.xreplace(equal)), (right, left.xreplace(equal))):
+            known = symbol in equal or symbol in other.free_symbols
+            if symbol.is_Symbol and not other.is_Symbol and not known:
+                equal[symbol] = other
+    shape_env._sta_equalities = (len(shape_env.guards), equal)
+    return equal
+
+
+def _number_of(difference: Any) -> tuple[Any, Any] | None:
+    """(quotient, number) where an equation says no more than that: s0 // 2 + 1 - 10 = 0 -> (s0 // 2, 9)."""
+    constant, rest = difference.as_coeff_Add()
+    factor, term = rest.as_coeff_Mul()
+    if term.is_Symbol or not term.is_Function or factor not in (1, -1):
+        return None
+    return term, -constant * factor
 
 
 def shape_env_of(gm: torch.fx.GraphModule) -> Any:
@@ -118,7 +124,7 @@ def root_module() -> torch.nn.Module | None:
 
 def save_artifact(name: str, payload: Callable[[], str]) -> None:
     """Writes JSON text beside the graphs of a TORCH_TRACE log; does nothing when tracing is off."""
-    from torch._logging import trace_structured
+    from torch._logging._internal import trace_structured
 
     trace_structured(
         "artifact", metadata_fn=lambda: {"name": name, "encoding": "json"}, payload_fn=payload
@@ -147,7 +153,8 @@ def compile_with_inductor(
     mine = _cache_tag_pass(tag)
     before = merged.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
     merged["post_grad_custom_pre_pass"] = mine if before is None else _both(mine, before)
-    return compile_fx(gm, example_inputs, config_patches=merged)  # type: ignore[no-any-return]
+    compiled: Any = compile_fx(gm, example_inputs, config_patches=merged)
+    return compiled  # type: ignore[no-any-return]
 
 
 def _cache_tag_pass(tag: str) -> Any:
