@@ -74,7 +74,8 @@ def no_rope(model: SmallDiT, x: Tensor) -> Tensor:
 
 def rope(model: SmallDiT, x: Tensor) -> Tensor:
     """x: [batch, heads, video tokens, head_dim]"""
-    return x * model.table.cos() + x.roll(1, -1) * model.table.sin()
+    first, second = x.chunk(2, -1)
+    return x * model.table.cos() + torch.cat([-second, first], -1) * model.table.sin()
 
 
 def rope_in_place(model: SmallDiT, x: Tensor) -> Tensor:
@@ -143,11 +144,11 @@ class Layer(nn.Module):
 
     def _turn(self, model: SmallDiT, x: Tensor) -> Tensor:
         before, after = model.parts.text
-        if not before and not after:
-            return model.parts.rope(model, x)
         end = x.shape[2] - after
-        video = model.parts.rope(model, x[:, :, before:end])
-        return torch.cat([x[:, :, :before], video, x[:, :, end:]], 2)
+        pieces = [x[:, :, :before]] * bool(before)
+        pieces += [model.parts.rope(model, x[:, :, before:end])]
+        pieces += [x[:, :, end:]] * bool(after)
+        return torch.cat(pieces, 2) if len(pieces) > 1 else pieces[0]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, **extra: Any) -> Tensor:

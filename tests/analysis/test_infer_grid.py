@@ -17,6 +17,7 @@ from sta_compile.analysis.find_attention import find_attention
 from sta_compile.analysis.graph_view import GraphView
 from sta_compile.analysis.infer_grid import GridInference, Refusal, VideoAttention
 from sta_compile.analysis.trace_dims import trace_dims
+from tests.analysis import small_dits
 from tests.analysis.small_dits import (
     DIM,
     GRID,
@@ -26,7 +27,6 @@ from tests.analysis.small_dits import (
     SmallDiT,
     T,
     W,
-    attend,
     compiled,
     conv2d_patchify,
     conv3d_patchify,
@@ -102,7 +102,7 @@ def test_positions_of_three_axes_prove_a_grid() -> None:
             axes = torch.meshgrid(*(torch.arange(n) for n in GRID), indexing="ij")
             table = torch.stack(axes, -1).flatten(0, 2).float().repeat(1, 6)[:, :16]
             q, k, v = (heads(self.layers[0].q(tokens)) for _ in range(3))
-            return joined(attend(q * table.cos(), k * table.cos(), v))
+            return joined(small_dits.attend(q * table.cos(), k * table.cos(), v))
 
     found = only(classify(Positions(), torch.randn(2, VIDEO, DIM)))
     assert found.grid.evidence == "positions of the rope tables"
@@ -182,7 +182,7 @@ class CrossAttention(SmallDiT):
         x = conv3d_patchify(self, latent)
         layer = self.layers[0]
         q, k, v = heads(layer.q(x)), heads(layer.k(other)), heads(layer.v(other))
-        x = x + layer.o(joined(attend(q, k, v)))
+        x = x + layer.o(joined(small_dits.attend(q, k, v)))
         return unpatchify(self, x, latent)
 
 
@@ -220,7 +220,7 @@ def test_casts_and_norms_keep_the_stream() -> None:
             q = F.rms_norm(heads(layer.q(x)), (16,)).double().float()
             k = F.layer_norm(heads(layer.k(x.double().float())), (16,)).contiguous()
             v = heads(layer.v(x.clone()))
-            return unpatchify(self, x + layer.o(joined(attend(q, k, v))), latent)
+            return unpatchify(self, x + layer.o(joined(small_dits.attend(q, k, v))), latent)
 
     assert only(classify(Normed(), *inputs())).grid.shape == GRID
 
@@ -232,7 +232,7 @@ class Factorised(SmallDiT):
         x = conv3d_patchify(self, latent).unflatten(1, (T, H * W))
         x = x.transpose(1, 2).flatten(0, 1) if self.temporal else x.flatten(0, 1)
         q, k, v = (heads(part) for part in self.qkv(x).chunk(3, -1))
-        x = self.out(x + joined(attend(q, k, v)))
+        x = self.out(x + joined(small_dits.attend(q, k, v)))
         return x.unflatten(0, (latent.shape[0], -1))
 
 
@@ -267,7 +267,7 @@ def test_head_dims_that_no_kernel_takes() -> None:
     class Narrow(SmallDiT):
         def forward(self, latent: Tensor, text: Tensor) -> Tensor:
             q, k, v = heads(self.qkv(conv3d_patchify(self, latent))[..., :24]).chunk(3, -1)
-            return joined(attend(q, k, v))
+            return joined(small_dits.attend(q, k, v))
 
     (answer,) = classify(Narrow(), *inputs())
     assert isinstance(answer, Refusal)
@@ -290,7 +290,7 @@ def test_queries_of_the_video_over_keys_with_history_are_refused() -> None:
             x = conv3d_patchify(self, latent)
             joint = torch.cat([text, x], 1)
             q, k, v = heads(self.layers[0].q(x)), *(heads(self.qkv(joint)).chunk(3, -1)[:2])
-            return unpatchify(self, x + joined(attend(q, k, v)), latent)
+            return unpatchify(self, x + joined(small_dits.attend(q, k, v)), latent)
 
     (answer,) = classify(History(), *inputs(2, TEXT))
     assert isinstance(answer, Refusal)
