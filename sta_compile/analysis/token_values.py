@@ -121,8 +121,12 @@ class TokenValues:
                 return True
             if name == "setitem":
                 return not self._keeps_rows(source, written_axes(self.trace, node))
-        moved = self.trace.invented.get(node, set())
-        return any(a in self._atoms for atom in moved for a in atoms_of(resolve((atom,))))
+        return bool(self._made(node) & self._atoms)
+
+    def _made(self, node: torch.fx.Node) -> set[Atom]:
+        """Atoms of a node's own making, as they are known now."""
+        made = self.trace.invented.get(node, set())
+        return {a for atom in made for a in atoms_of(resolve((atom,)))}
 
     def _passes_by(self, node: torch.fx.Node) -> bool:
         """Does an operation pick the text beside the grid, or the element of a tuple that has no grid?"""
@@ -133,7 +137,12 @@ class TokenValues:
             return False
         if isinstance(self.trace.values.get(source), list):
             return True
-        return self._beside(source, self.trace.dims(node))
+        made = self._made(
+            node
+        )  # rows that are written to the text have its axis, wherever they are from
+        return self._beside(source, self.trace.dims(node)) and not any(
+            atom in made for dims in self.trace.tensors(node) for axis in dims for atom in axis
+        )
 
     def _keeps_rows(self, source: Any, part: Dims | None) -> bool:
         """Has a slice of a value the whole grid, or nothing of it?"""
