@@ -101,15 +101,10 @@ class GridInference:
         # declared grids: one tuple of factors per token axis
         self._declared: dict[Axis, Axis] = {}
 
-    def _latents(self, nodes: Any) -> list[list[Atom | None]]:
-        """Per tensor, the outermost factor of each dimension: [b, c, t, h, w] of a latent [b, c, t, (h p), (w p)]."""
-        out = []
-        for node in nodes:
-            dims = self.trace.dims(node)
-            if dims is not None:
-                firsts = [resolve(axis, to_grid=True)[:1] for axis in dims]
-                out.append([f[0] if f and isinstance(f[0], Atom) else None for f in firsts])
-        return out
+    def _latents(self, nodes: Any) -> list[list[Axis]]:
+        """Axes of the tensors among the nodes: b, c, t, (h p), (w p) of a latent that is cut into patches."""
+        known = [dims for dims in map(self.trace.dims, nodes) if dims is not None]
+        return [[resolve(axis, to_grid=True) for axis in dims] for dims in known]
 
     def classify(self, site: AttentionSite) -> VideoAttention | Refusal | None:
         """What a site is; None for attention that is not over video tokens (cross-attention, text)."""
@@ -217,7 +212,8 @@ class GridInference:
     def _no_grid(self, site: AttentionSite, axis: Axis) -> Refusal:
         return Refusal(
             site.name,
-            f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its frames, rows and columns",
+            f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its "
+            "frames, rows and columns",
             "if they are video, compile the whole model instead of its blocks, or pass "
             "options={'grid': (frames, rows, cols)}",
             over_grid=False,
@@ -253,15 +249,21 @@ class GridInference:
             return None
         return GridAxis(part, atoms, "positions of the rope tables")
 
-    def _spread_over(self, latents: list[list[Atom | None]], atoms: tuple[Atom, ...]) -> bool:
-        """Does one latent have each of the atoms as the outermost factor of a dimension of its own?"""
-        return any(all(any(f is a for f in firsts) for a in atoms) for firsts in latents)
+    def _spread_over(self, latents: list[list[Axis]], atoms: tuple[Atom, ...]) -> bool:
+        """Does one latent have each of the atoms as the outermost factor of a dimension of its own?
+
+        Two alone may be frames and positions in a frame: they are rows and columns if both are cut into patches.
+        """
+        for axes in latents:
+            own = [axis for atom in atoms for axis in axes if axis[:1] == (atom,)]
+            if len(own) == len(atoms) and (len(atoms) > 2 or all(len(axis) > 1 for axis in own)):
+                return True
+        return False
 
     def _frames_in_batch(self, q: tuple[Axis, ...]) -> bool:
         """Is a part of q's batch axis an axis of the latent other than its batch?"""
-        inner = {
-            f for firsts in (*self._inputs, *self._outputs) for f in firsts[1:] if f is not None
-        }
+        latents = (*self._inputs, *self._outputs)
+        inner = {axis[0] for axes in latents for axis in axes[1:] if axis}
         batch = {f for axis in q[:-3] or q[:1] for f in resolve(axis, to_grid=True)}
         return any(f in inner for f in batch if isinstance(f, Atom))
 
@@ -326,6 +328,7 @@ def _canonical(node: torch.fx.Node) -> torch.fx.Node:
         "clone",
         "dropout",
         "half",
+        "double",
         "bfloat16",
     ):
         source = node.args[0]
