@@ -77,9 +77,7 @@ def test_twelve_resolutions_in_one_full_graph(name):
     assert len({report.conversions for report in backend.reports}) == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["wan_ti2v", "hunyuan", "cogvideox_5b", "ltx", "allegro"]
-)
+@pytest.mark.parametrize("name", ["wan_ti2v", "hunyuan", "cogvideox_5b", "ltx", "allegro"])
 def test_grids_known_only_at_run_time(name, monkeypatch):
     monkeypatch.setattr("sta_compile._torch.last_compile_of_frame", lambda: True)
     backend = Rewriting()
