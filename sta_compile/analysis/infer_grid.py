@@ -218,7 +218,8 @@ class GridInference:
         return Refusal(
             site.name,
             f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its frames, rows and columns",
-            "if they are video, compile the whole model instead of its blocks, or pass options={'grid': (frames, rows, cols)}",
+            "if they are video, compile the whole model instead of its blocks, or pass "
+            "options={'grid': (frames, rows, cols)}",
             over_grid=False,
         )
 

@@ -88,7 +88,8 @@ def replace_attention(
     """Rewires the readers of an attention to `sta::attention` and removes what nothing reads any more.
 
     grid: (T, H, W); segments: tokens per segment; key_lengths: int32 [batch, context segments]; dense: bool [batch]. All
-    nodes belong to the site's graph; copies: operands in tile order by (site node, value). Returns the node of the new output, which has the old one's shape and dtype.
+    nodes belong to the site's graph; copies: operands in tile order by (site node, value). Returns the node of the new
+    output, which has the old one's shape and dtype.
     """
     site = found.site
     graph, old = site.node.graph, site.node
