@@ -199,7 +199,7 @@ def _decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
             node=out,
             q=q,
             k=k,
-            v=v,  # type: ignore[arg-type]
+            v=v,
             scale=scale * q_factor * k_factor,
             mask=mask,
             name=module_path(out) or module_path(softmax),
