@@ -69,7 +69,7 @@ def _equalities(shape_env: Any) -> dict[Any, Any]:
 
     count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
     if count == len(shape_env.guards):
-        return equal  # type: ignore[no-any-return]
+        return equal
     equations = [g.expr.args for g in shape_env.guards if isinstance(g.expr, sympy.Eq)]
     equal = dict(filter(None, (_number_of(left - right) for left, right in equations)))
     for left, right in equations:

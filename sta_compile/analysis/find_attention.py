@@ -1,7 +1,7 @@
 """Where does a graph compute attention, and what are q, k, v, the scale and the mask?
 
 Two spellings are found: one node of `F.scaled_dot_product_attention` in any call form, and the three steps
-`softmax(scale * q @ k^T + mask) @ v` as matmul, bmm or baddbmm with the scale before, after or inside.
+`softmax(scale * q @ k^T + mask) @ v` as matmul, bmm, baddbmm or einsum with the scale before, after or inside.
 """
 
 from __future__ import annotations
@@ -103,11 +103,37 @@ def _only_user(node: torch.fx.Node) -> torch.fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
+def _product(node: torch.fx.Node) -> tuple[Any, Any, bool] | None:
+    """(a, b, False) if the node is a @ b, (a, b, True) if it is a @ b^T, batch dimensions first in both.
+
+    Example: einsum("bhqd,bhkd->bhqk", q, k) is q @ k^T; other orders of dimensions are no such product.
+    """
+    name = canonical_name(node)
+    if name in ("matmul", "bmm"):
+        return (node.args[0], node.args[1], False) if len(node.args) == 2 else None
+    if name != "einsum" or len(node.args) != 3:
+        return None
+    inputs, arrow, out = str(node.args[0]).replace(" ", "").partition("->")
+    a, _, b = inputs.partition(",")
+    rank = len(out)
+    letters = set(a + b)
+    if not arrow or not len(a) == len(b) == rank >= 3 or len(letters) != rank + 1 or "." in letters:
+        return None
+    if a[:-2] != b[:-2] or out[:-1] != a[:-1]:
+        return None
+    if a[-1] == b[-2] and out[-1] == b[-1]:
+        return node.args[1], node.args[2], False
+    if a[-1] == b[-1] and out[-1] == b[-2]:
+        return node.args[1], node.args[2], True
+    return None
+
+
 def _matmul_with(node: torch.fx.Node) -> torch.fx.Node | None:
     """The product that a softmax's output goes into as its left operand, through casts and dropout."""
     while (user := _only_user(node)) is not None:
         name = canonical_name(user)
-        if name in ("matmul", "bmm") and user.args[0] is node:
+        product = _product(user)
+        if product is not None and product[0] is node and not product[2]:
             return user
         if name not in _PASSED or user.args[0] is not node:
             return None
@@ -126,7 +152,7 @@ def _scores(node: Any) -> Iterator[tuple[torch.fx.Node, float, torch.fx.Node | N
     scale, mask = 1.0, None
     while is_tensor(node):
         name = canonical_name(node)
-        if name in ("matmul", "bmm", "baddbmm"):
+        if name == "baddbmm" or _product(node) is not None:
             yield node, scale, mask
             return
         scaled = _scaled(node)
@@ -156,17 +182,15 @@ def _decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
     if out is None or dim is None or dim % rank != rank - 1:
         return None
     for product, scale, mask in _scores(softmax.args[0]):
-        operands = product.args[:2]
+        q, k, transposed = _product(product) or (*product.args[1:3], False)
+        v = _product(out)[1]  # type: ignore[index]
         if canonical_name(product) == "baddbmm":
             beta, alpha = product.kwargs.get("beta", 1), product.kwargs.get("alpha", 1)
-            operands = product.args[1:3]
             if beta != 0:
                 if mask is not None or beta != 1 or scale != 1.0:
                     return None
                 mask = product.args[0]  # type: ignore[assignment]
             scale *= float(alpha)  # type: ignore[arg-type]
-        q, k = operands
-        v = out.args[1]
         if not (is_tensor(q) and is_tensor(k) and is_tensor(v)):
             return None
         q, q_factor = _strip_scale(q)  # type: ignore[arg-type]
@@ -175,10 +199,10 @@ def _decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
             node=out,
             q=q,
             k=k,
-            v=v,  # type: ignore[arg-type]
+            v=v,
             scale=scale * q_factor * k_factor,
             mask=mask,
             name=module_path(out) or module_path(softmax),
-            key_transposed=True,
+            key_transposed=not transposed,
         )
     return None

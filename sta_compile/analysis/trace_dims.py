@@ -27,7 +27,7 @@ from .axes import (
     size_of,
     unify,
 )
-from .graph_view import GraphView, canonical_name, fake_value, is_pointwise
+from .graph_view import GraphView, argument, canonical_name, fake_value, is_pointwise
 
 # A tensor's axes; for a tuple of tensors, a list with one entry per element (None: not a tensor).
 Traced = Dims | list["Dims | None"]
@@ -83,6 +83,13 @@ class DimTrace:
 
 def shape_of(node: Any) -> tuple[Size, ...]:
     return tuple(size_of(s) for s in fake_value(node).shape)
+
+
+def operand(
+    trace: DimTrace, node: torch.fx.Node, position: int = 0, name: str = "input"
+) -> Dims | None:
+    """Axes of an argument of a node."""
+    return trace.dims(argument(node, position, name))
 
 
 def fresh_dims(value: Any) -> Traced | None:

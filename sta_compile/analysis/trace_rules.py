@@ -12,7 +12,6 @@ import torch.fx
 
 from .axes import (
     Axis,
-    Dims,
     Size,
     axis_size,
     concat,
@@ -22,19 +21,13 @@ from .axes import (
     same_size,
     segments_of,
     size_of,
-    unify,
 )
 from .graph_view import argument, canonical_name, fake_value, is_tensor
-from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, pointwise, shape_of
+from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, operand, pointwise, shape_of
 from .trace_index import getitem, narrow, select, slices
+from .trace_products import attention, conv, einsum, linear, matmul, outer
 
 Rule = Callable[[DimTrace, torch.fx.Node], "Traced | None"]
-
-
-def _input(
-    trace: DimTrace, node: torch.fx.Node, position: int = 0, name: str = "input"
-) -> Dims | None:
-    return trace.dims(argument(node, position, name))
 
 
 def _dim_args(node: torch.fx.Node, first: int, name: str) -> list[int]:
@@ -46,12 +39,12 @@ def _dim_args(node: torch.fx.Node, first: int, name: str) -> list[int]:
 
 
 def same(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    return _input(trace, node)
+    return operand(trace, node)
 
 
 def transform(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """A norm over the last axes, whose weight and bias have these axes too."""
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     for position, name in ((2, "weight"), (3, "bias")):
         parameter = trace.dims(argument(node, position, name))
         for axis, other in zip(reversed(dims or ()), reversed(parameter or ()), strict=False):
@@ -62,7 +55,7 @@ def transform(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 def group_norm(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """Groups are ranges of the second axis, so nothing of it can be told from one channel's place."""
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     return None if dims is None else (dims[0], fresh(axis_size(dims[1])), *dims[2:])
 
 
@@ -71,7 +64,7 @@ def new_axes(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def view(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     value = fake_value(node)
     if dims is None or not isinstance(value, torch.Tensor):
         return None
@@ -81,12 +74,12 @@ def view(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def permute(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     return None if dims is None else tuple(dims[d] for d in _dim_args(node, 1, "dims"))
 
 
 def transpose(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     if dims is None:
         return None
     name = canonical_name(node)
@@ -102,7 +95,7 @@ def transpose(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def movedim(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     source, target = argument(node, 1, "source"), argument(node, 2, "destination")
     if dims is None:
         return None
@@ -115,7 +108,7 @@ def movedim(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def expand(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     if dims is None:
         return None
     shape = shape_of(node)
@@ -128,7 +121,7 @@ def expand(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 def repeat(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """`repeat` puts copies one after the other: axis n -> (copies, n)."""
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     if dims is None:
         return None
     shape = shape_of(node)
@@ -149,7 +142,7 @@ def repeat(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 def repeat_interleave(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """Each element is repeated in place: axis n -> (n, copies)."""
-    dims, dim = _input(trace, node), argument(node, 2, "dim")
+    dims, dim = operand(trace, node), argument(node, 2, "dim")
     copies = argument(node, 1, "repeats")
     if dims is None or dim is None or is_tensor(copies):
         return None
@@ -159,7 +152,7 @@ def repeat_interleave(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def squeeze_or_unsqueeze(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     return None if dims is None else regroup(dims, shape_of(node))
 
 
@@ -197,7 +190,7 @@ def stack(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def pad(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims, amounts = _input(trace, node), argument(node, 1, "pad")
+    dims, amounts = operand(trace, node), argument(node, 1, "pad")
     if dims is None or argument(node, 2, "mode", "constant") != "constant":
         return None
     out = list(dims)
@@ -232,7 +225,7 @@ def split(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def unbind(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims, dim = _input(trace, node), argument(node, 1, "dim", 0)
+    dims, dim = operand(trace, node), argument(node, 1, "dim", 0)
     if dims is None:
         return None
     dim %= len(dims)
@@ -240,7 +233,7 @@ def unbind(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def reduction(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     if dims is None:
         return None
     value = fake_value(node)
@@ -255,97 +248,6 @@ def reduction(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     return [out] * len(value) if isinstance(value, (tuple, list)) else out
 
 
-def linear(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims = _input(trace, node)
-    return None if dims is None else (*dims[:-1], fresh(shape_of(node)[-1]))
-
-
-def matmul(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    offset = 1 if canonical_name(node) in ("baddbmm", "addmm") else 0
-    a, b = trace.dims(node.args[offset]), trace.dims(node.args[offset + 1])
-    if a is None or b is None or len(a) < 2 or len(b) < 2:
-        return None
-    if not unify(a[-1], b[-2]):
-        return None
-    rank = max(len(a), len(b))
-    batch: list[Axis] = []
-    for position in range(-rank, -2):
-        axes = [d[position] for d in (a, b) if len(d) >= -position and d[position]]
-        if len(axes) == 2 and not unify(*axes):
-            return None
-        batch.append(axes[0] if axes else ())
-    out = (*batch, a[-2], b[-1])
-    extra = trace.dims(node.args[0]) if offset else None
-    if extra is not None:
-        for axis, other in zip(reversed(out), reversed(extra), strict=False):
-            if axis and other:
-                trace.relate(node, axis, other)
-    return out
-
-
-def einsum(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    equation, *operands = node.args
-    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
-        operands = list(operands[0])
-    text = str(equation).replace(" ", "")
-    if "->" not in text or "." in text:
-        return None
-    inputs, output = text.split("->")
-    named: dict[str, Axis] = {}
-    for letters, operand in zip(inputs.split(","), operands, strict=True):
-        dims = trace.dims(operand)
-        if dims is None or len(dims) != len(letters):
-            return None
-        for letter, axis in zip(letters, dims, strict=True):
-            if letter in named and not unify(named[letter], axis):
-                return None
-            named.setdefault(letter, axis)
-    return tuple(named[letter] for letter in output)
-
-
-def outer(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    a, b = _input(trace, node), trace.dims(argument(node, 1, "vec2"))
-    return None if a is None or b is None else (*a, *b)
-
-
-def conv(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    """A convolution's output axes; those of a patch embed (stride = kernel) are proved grid axes."""
-    dims, name = _input(trace, node), canonical_name(node)
-    kernel = shape_of(argument(node, 1, "weight"))[2:]
-    stride = argument(node, 3, "stride", 1)
-    padding = argument(node, 4, "padding", 0)
-    if dims is None or len(dims) != len(kernel) + 2:
-        return None
-    strides = [stride] * len(kernel) if isinstance(stride, int) else list(stride)
-    paddings = [padding] * len(kernel) if isinstance(padding, (int, str)) else list(padding)
-    patch = (
-        len(kernel) > 1
-        and list(kernel) == strides
-        and not any(p not in (0, "valid") for p in paddings)
-    )
-    origin = f"{name} patch embed" if patch else ""
-    shape = shape_of(node)
-    out: list[Axis] = [dims[0], fresh(shape[1])]
-    for axis, size, k in zip(dims[2:], shape[2:], kernel, strict=True):
-        new = fresh(size, origin=origin)
-        if patch and k == 1 and axis:
-            trace.relate(node, new, axis)
-        out.append(new)
-    return tuple(out)
-
-
-def attention(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    q, k, v = (trace.dims(argument(node, i, n)) for i, n in enumerate(("query", "key", "value")))
-    mask = trace.dims(argument(node, 3, "attn_mask"))
-    if q is None or k is None or v is None or not unify(k[-2], v[-2]):
-        return None
-    for axis, other in zip((k[-2], q[-2]), reversed(mask or ()), strict=False):
-        if axis and other:
-            trace.relate(node, axis, other)
-    trace.relate(node, q[-1], k[-1])
-    return (*q[:-1], v[-1])
-
-
 def meshgrid(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     tensors = node.args[0] if isinstance(node.args[0], (tuple, list)) else node.args
     known = [trace.dims(t) for t in tensors]
@@ -356,7 +258,7 @@ def meshgrid(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def complex_view(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    dims = _input(trace, node)
+    dims = operand(trace, node)
     if dims is None:
         return None
     return dims[:-1] if canonical_name(node) == "view_as_complex" else (*dims, fresh(2))

@@ -225,6 +225,15 @@ def baddbmm(q, k, v, mask):
     return torch.bmm(scores.softmax(-1), v).unflatten(0, (batch, heads))
 
 
+def einsum(q, k, v, mask):
+    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * SCALE
+    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), v)
+
+
+def einsum_of_scaled_and_matmul(q, k, v, mask):
+    return torch.einsum("abij, abkj -> abik", q * SCALE, k).softmax(-1) @ v
+
+
 def merged_heads(q, k, v, mask):
     batch, heads = q.shape[:2]
     out = F.scaled_dot_product_attention(*(x.flatten(0, 1) for x in (q, k, v)))
@@ -233,7 +242,8 @@ def merged_heads(q, k, v, mask):
 
 SPELLINGS = [
     by_name, scale_after, scale_by_division, scale_before, scale_on_both,
-    with_dropout_of_nothing, softmax_in_fp32, baddbmm, merged_heads,
+    with_dropout_of_nothing, softmax_in_fp32, baddbmm, einsum,
+    einsum_of_scaled_and_matmul, merged_heads,
 ]  # fmt: skip
 
 
@@ -253,13 +263,13 @@ def test_spellings_of_attention(attend, batch):
         assert relative_error(variant.run(latent=x), expected) < 1e-5
 
 
-def einsum(q, k, v, mask):
-    scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * SCALE
-    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), v)
-
-
 def softmax_over_queries(q, k, v, mask):
     return (q @ k.mT * SCALE).softmax(-2) @ v
+
+
+def einsum_over_heads(q, k, v, mask):
+    scores = torch.einsum("bhqd,bhkd->bqkh", q, k) * SCALE
+    return torch.einsum("bqkh,bhkd->bhqd", scores.softmax(2), v)
 
 
 def learned_scale(q, k, v, mask):
@@ -276,7 +286,7 @@ def causal(q, k, v, mask):
 
 
 @pytest.mark.parametrize(
-    "attend", [einsum, softmax_over_queries, learned_scale, weights_read_twice, causal]
+    "attend", [einsum_over_heads, softmax_over_queries, learned_scale, weights_read_twice, causal]
 )
 def test_what_is_not_matched_stays_as_it_is(attend):
     model = TinyVideo(attend=attend)

@@ -1,0 +1,103 @@
+"""How axes go through products: linear layers, matrix products, convolutions and attention.
+
+A product keeps the axes that it does not sum over, and states that the two axes it sums over are one.
+"""
+
+from __future__ import annotations
+
+import torch.fx
+
+from .axes import Axis, fresh, unify
+from .graph_view import argument, canonical_name
+from .trace_dims import DimTrace, Traced, operand, shape_of
+
+
+def linear(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims = operand(trace, node)
+    return None if dims is None else (*dims[:-1], fresh(shape_of(node)[-1]))
+
+
+def matmul(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    offset = 1 if canonical_name(node) in ("baddbmm", "addmm") else 0
+    a, b = trace.dims(node.args[offset]), trace.dims(node.args[offset + 1])
+    if a is None or b is None or len(a) < 2 or len(b) < 2:
+        return None
+    if not unify(a[-1], b[-2]):
+        return None
+    rank = max(len(a), len(b))
+    batch: list[Axis] = []
+    for position in range(-rank, -2):
+        axes = [d[position] for d in (a, b) if len(d) >= -position and d[position]]
+        if len(axes) == 2 and not unify(*axes):
+            return None
+        batch.append(axes[0] if axes else ())
+    out = (*batch, a[-2], b[-1])
+    extra = trace.dims(node.args[0]) if offset else None
+    if extra is not None:
+        for axis, other in zip(reversed(out), reversed(extra), strict=False):
+            if axis and other:
+                trace.relate(node, axis, other)
+    return out
+
+
+def einsum(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    equation, *operands = node.args
+    if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
+        operands = list(operands[0])
+    text = str(equation).replace(" ", "")
+    if "->" not in text or "." in text:
+        return None
+    inputs, output = text.split("->")
+    named: dict[str, Axis] = {}
+    for letters, tensor in zip(inputs.split(","), operands, strict=True):
+        dims = trace.dims(tensor)
+        if dims is None or len(dims) != len(letters):
+            return None
+        for letter, axis in zip(letters, dims, strict=True):
+            if letter in named and not unify(named[letter], axis):
+                return None
+            named.setdefault(letter, axis)
+    return tuple(named[letter] for letter in output)
+
+
+def outer(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    a, b = operand(trace, node), trace.dims(argument(node, 1, "vec2"))
+    return None if a is None or b is None else (*a, *b)
+
+
+def conv(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """A convolution's output axes; those of a patch embed (stride = kernel) are proved grid axes."""
+    dims, name = operand(trace, node), canonical_name(node)
+    kernel = shape_of(argument(node, 1, "weight"))[2:]
+    stride = argument(node, 3, "stride", 1)
+    padding = argument(node, 4, "padding", 0)
+    if dims is None or len(dims) != len(kernel) + 2:
+        return None
+    strides = [stride] * len(kernel) if isinstance(stride, int) else list(stride)
+    paddings = [padding] * len(kernel) if isinstance(padding, (int, str)) else list(padding)
+    patch = (
+        len(kernel) > 1
+        and list(kernel) == strides
+        and not any(p not in (0, "valid") for p in paddings)
+    )
+    origin = f"{name} patch embed" if patch else ""
+    shape = shape_of(node)
+    out: list[Axis] = [dims[0], fresh(shape[1])]
+    for axis, size, k in zip(dims[2:], shape[2:], kernel, strict=True):
+        new = fresh(size, origin=origin)
+        if patch and k == 1 and axis:
+            trace.relate(node, new, axis)
+        out.append(new)
+    return tuple(out)
+
+
+def attention(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    q, k, v = (trace.dims(argument(node, i, n)) for i, n in enumerate(("query", "key", "value")))
+    mask = trace.dims(argument(node, 3, "attn_mask"))
+    if q is None or k is None or v is None or not unify(k[-2], v[-2]):
+        return None
+    for axis, other in zip((k[-2], q[-2]), reversed(mask or ()), strict=False):
+        if axis and other:
+            trace.relate(node, axis, other)
+    trace.relate(node, q[-1], k[-1])
+    return (*q[:-1], v[-1])
