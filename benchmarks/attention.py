@@ -14,10 +14,12 @@ import argparse
 import datetime
 import json
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,6 +66,9 @@ WORKLOADS = (
     replace(W1, name="W1 333 text 256", text=256, valid=200),
     WAN,
     Workload("hunyuan 33x45x80", (33, 45, 80), (6, 5, 11), (3, 3, 3), 24, text=256, valid=77),
+    Workload("31x44x80", (31, 44, 80), (5, 6, 9), (3, 3, 3), 24),
+    Workload("mochi 28x30x53", (28, 30, 53), (6, 4, 6), (3, 3, 3), 24, text=256, valid=200),
+    Workload("cogvideox 11x48x85", (11, 48, 85), (1, 6, 18), (1, 3, 5), 48, head_dim=64, text=226),
     replace(W1, name="W1 333 d64", head_dim=64),
     replace(W1, name="W1 full", window="full", peers=True),
     replace(W1, name="W1 dense flag", dense=True, peers=True),
@@ -198,6 +203,7 @@ def peers(call: Call) -> dict[str, Callable[[], object]]:
 def measure(w: Workload) -> dict[str, object]:
     call = Call(w)
     error = call.error()
+    kernel = [*launch._ready.values()][-1].spec.text()  # each workload is bound once
     assert error < 3e-3, f"{w.name}: relative error {error}"
     contestants = {"sta": call, **(peers(call) if w.peers else {})}
     for run in contestants.values():
@@ -207,6 +213,7 @@ def measure(w: Workload) -> dict[str, object]:
     return {
         "workload": w.name,
         "error": error,
+        "kernel": kernel,
         "kept": call.geometry.pairs / call.geometry.tokens**2,
         "ms": medians,
         "tflops": {name: call.flops() / ms / 1e9 for name, ms in medians.items()},
@@ -241,10 +248,8 @@ def sweep() -> list[dict[str, object]]:
         call = Call(w)
         out = torch.empty_like(call.q)
         lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
-        tensors = (call.q, call.k, call.v, out, lse, None, None, call.geometry, call.scale)
-        problem = launch._problem(
-            call.q, call.k, call.v, out, None, None, call.geometry, call.scale
-        )
+        tensors = (call.q, call.k, call.v, out, lse, None, None)
+        problem = launch._problem(call.q, call.k, call.v, None, None, call.geometry, call.scale)
         base = select(problem, "triton")[0]
         runs: dict[str, Callable[[], object]] = {}
         for spec in base:
@@ -252,9 +257,10 @@ def sweep() -> list[dict[str, object]]:
                 candidate = replace(spec, blocks=blocks)
                 if spec.loads == "pointer" and blocks.m > 128:
                     continue
-                if launch._run(candidate, *tensors):
+                started = launch._run(candidate, tensors, call.geometry, call.scale)
+                if started:
                     torch.cuda.synchronize()
-                    runs[candidate.text()] = lambda c=candidate, x=tensors: launch._run(c, *x)
+                    runs[candidate.text()] = partial(started, tensors)
         for name, ms in interleaved(runs, 1.0).items():
             tflops = call.flops() / ms / 1e9
             results.append({"workload": w.name, "kernel": name, "ms": ms, "tflops": tflops})
@@ -273,6 +279,8 @@ def main() -> None:
             "device": torch.cuda.get_device_name(),
             "torch": torch.__version__,
             "triton": triton.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
             "cudnn": torch.backends.cudnn.version(),
             "commit": os.environ.get("STA_COMMIT", "unknown"),
         }

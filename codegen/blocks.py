@@ -1,15 +1,27 @@
-"""Block sizes for each architecture, data type and head dim: measured or compiled, never guessed.
+"""Block sizes for each architecture, data type and head dim.
 
-Every row compiles without spills within the shared memory of its architecture (the cross-compile
-test walks the table). Rows are in order of preference; `speed` is the throughput of a row relative
-to the first one on full blocks, so that `select` can weigh it against padded query rows.
+Every row compiles without spills, within the shared memory of every architecture that uses it, with
+triton 3.6 and 3.9, up to four context segments with lengths and dense flags (the cross-compile test
+walks the table); but fp32 above head dim 128 spills 168 bytes with four segments on sm_80. Rows are in order of preference;
+`speed` is the throughput of a row relative to the first one on full blocks, so that `select` can
+weigh it against padded query rows.
+
+Measured: 16-bit types at head dims 64 and 128 on sm_90, on an H200 with triton 3.6, 24 heads of
+30x48x80 tokens in 6x8x8 tiles, 3x3x3 of them kept (`benchmarks/attention.py --sweep`). In ms:
+
+    TMA      d128: 128x128/8 26.2, 64x64/4 27.9, 128x64/8 29.7   d64: 64x128/4 15.9, 128x64/4 16.5
+    pointer  d128: 128x64/8 29.9, 64x64/4 30.1                   d64: 64x128/4 16.8, 128x128/8 19.5
+
+(rows x keys / warps). Pointer loads with 128x128/8 at d128 (28.4) and 128x64/4 at d64 (16.3) are
+left out: with four context segments, a head dim that is padded or on sm_100 they spill. All other
+rows are compiled, not timed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ir.kernel_spec import Blocks
+from ..ir.kernel_spec import Blocks, pad_head_dim
 
 
 @dataclass(frozen=True)
@@ -24,14 +36,14 @@ def _row(m: int, n: int, warps: int, stages: int, speed: float = 1.0) -> Choice:
 
 # (class of architectures, padded head dim) -> choices for 16-bit types.
 _HALF: dict[tuple[str, int], tuple[Choice, ...]] = {
-    ("tma", 32): (_row(128, 128, 8, 3), _row(64, 128, 4, 3, 0.8)),
-    ("tma", 64): (_row(128, 128, 8, 3), _row(64, 128, 4, 3, 0.8)),
-    ("tma", 128): (_row(128, 128, 8, 3), _row(64, 64, 4, 3, 0.8)),
+    ("tma", 32): (_row(64, 128, 4, 3),),
+    ("tma", 64): (_row(64, 128, 4, 3),),
+    ("tma", 128): (_row(128, 128, 8, 3), _row(64, 64, 4, 3, 0.94)),
     ("tma", 256): (_row(128, 32, 8, 3),),
-    ("hopper", 32): (_row(64, 64, 4, 3),),
-    ("hopper", 64): (_row(128, 64, 8, 3),),
-    ("hopper", 128): (_row(128, 64, 8, 3),),
-    ("hopper", 256): (_row(64, 64, 8, 2),),
+    ("hopper", 32): (_row(64, 128, 4, 3),),
+    ("hopper", 64): (_row(64, 128, 4, 3),),
+    ("hopper", 128): (_row(128, 64, 8, 4), _row(64, 64, 4, 3, 0.99)),
+    ("hopper", 256): (_row(64, 32, 8, 2),),
     ("large", 32): (_row(128, 64, 8, 3),),
     ("large", 64): (_row(128, 64, 8, 3),),
     ("large", 128): (_row(128, 32, 8, 3),),
@@ -40,6 +52,10 @@ _HALF: dict[tuple[str, int], tuple[Choice, ...]] = {
     ("small", 64): (_row(128, 64, 8, 2),),
     ("small", 128): (_row(128, 32, 8, 2),),
     ("small", 256): (_row(64, 32, 8, 2),),
+}
+# Where the masks of a padded head dim cost registers that the rows above have not left.
+_PADDED: dict[tuple[str, int], tuple[Choice, ...]] = {
+    ("large", 64): (_row(128, 32, 8, 3),),
 }
 # padded head dim -> choices for fp32 on every architecture.
 _SINGLE: dict[int, tuple[Choice, ...]] = {
@@ -57,8 +73,10 @@ def architecture(arch: int, loads: str) -> str:
     return "large" if arch in (80, 87) else "small"
 
 
-def choices(arch: int, dtype: str, padded_head_dim: int, loads: str) -> tuple[Choice, ...]:
+def choices(arch: int, dtype: str, head_dim: int, loads: str) -> tuple[Choice, ...]:
     """Preferred first."""
+    padded = pad_head_dim(head_dim)
     if dtype == "fp32":
-        return _SINGLE[padded_head_dim]
-    return _HALF[architecture(arch, loads), padded_head_dim]
+        return _SINGLE[padded]
+    key = architecture(arch, loads), padded
+    return _HALF[key] if head_dim == padded else _PADDED.get(key, _HALF[key])

@@ -19,7 +19,7 @@ class Problem:
 
     query_rows: (rows, how many) of the units that blocks of queries can't cross: tiles, contexts.
     lengths: integer type of key_lengths ("i32", "i64"), "" without.
-    aligned: all rows start at 16 bytes. mapped: q, k, v are each one 2-D matrix (tensor_map).
+    mapped: q, k, v are each one 2-D matrix (tensor_map).
     """
 
     target: Target
@@ -30,7 +30,6 @@ class Problem:
     dense: bool
     scale: float
     query_rows: tuple[tuple[int, int], ...]
-    aligned: bool = True
     mapped: bool = True
     direction: str = "forward"
 

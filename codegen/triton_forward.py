@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from ..ir.kernel_spec import Blocks, KernelSpec, pad_head_dim
+from ..ir.kernel_spec import Blocks, KernelSpec
 from .blocks import Choice, choices
 from .emitter import Problem
 
@@ -53,8 +53,7 @@ class TritonForward:
 
     def specify(self, problem: Problem) -> KernelSpec:
         p = problem
-        padded = pad_head_dim(p.head_dim)
-        table = choices(p.target.capability, p.dtype, padded, self.loads)
+        table = choices(p.target.capability, p.dtype, p.head_dim, self.loads)
         return KernelSpec(
             direction=p.direction,
             arch=p.target.capability,
@@ -62,7 +61,6 @@ class TritonForward:
             head_dim=p.head_dim,
             blocks=fastest(table, p.query_rows),
             loads=self.loads,
-            unit=8 if p.aligned else 1,
             contexts=p.contexts,
             lengths=p.lengths,
             dense=p.dense,

@@ -69,7 +69,7 @@ def _equalities(shape_env: Any) -> dict[Any, Any]:
 
     count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
     if count == len(shape_env.guards):
-        return equal  # type: ignore[no-any-return]
+        return equal
     equations = [g.expr.args for g in shape_env.guards if isinstance(g.expr, sympy.Eq)]
     equal = dict(filter(None, (_number_of(left - right) for left, right in equations)))
     for left, right in equations:
@@ -124,7 +124,7 @@ def root_module() -> torch.nn.Module | None:
 
 def save_artifact(name: str, payload: Callable[[], str]) -> None:
     """Writes JSON text beside the graphs of a TORCH_TRACE log; does nothing when tracing is off."""
-    from torch._logging import trace_structured
+    from torch._logging._internal import trace_structured
 
     trace_structured(
         "artifact", metadata_fn=lambda: {"name": name, "encoding": "json"}, payload_fn=payload
@@ -153,7 +153,8 @@ def compile_with_inductor(
     mine = _cache_tag_pass(tag)
     before = merged.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
     merged["post_grad_custom_pre_pass"] = mine if before is None else _both(mine, before)
-    return compile_fx(gm, example_inputs, config_patches=merged)  # type: ignore[no-any-return]
+    compiled: Any = compile_fx(gm, example_inputs, config_patches=merged)
+    return compiled  # type: ignore[no-any-return]
 
 
 def _cache_tag_pass(tag: str) -> Any:

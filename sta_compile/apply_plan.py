@@ -94,6 +94,6 @@ def _batch(found: VideoAttention, noise: NoisePlan) -> int:
     """Samples that have a timestep of their own: the attention's batch, or the timestep's where heads are merged into it."""
     q = fake_value(found.site.q)
     if q.dim() == 4:
-        return size_of(q.shape[0])  # type: ignore[return-value]
-    shape = fake_value(noise.fact.node).shape if noise.fact is not None else ()
-    return size_of(shape[0]) if len(shape) else 1  # type: ignore[return-value]
+        return size_of(q.shape[0])
+    shape = [] if noise.fact is None else list(fake_value(noise.fact.node).shape)
+    return size_of(shape[0]) if shape else 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import torch.fx
 
@@ -35,7 +35,7 @@ class GridPlan:
     grid: Triple | None
     plan: Plan | None
     settings: Settings
-    layout: LayoutPlan = field(default_factory=lambda: LayoutPlan((), 0))
+    layout: LayoutPlan
 
     @property
     def exact(self) -> bool:
@@ -52,7 +52,7 @@ class GridPlan:
                 min_tokens=self.settings.min_tokens,
                 kernel=kernel,
             ).text()
-        window = "full" if self.plan.is_full else self.plan.window.tiles
+        window: Triple | Literal["full"] = "full" if self.plan.is_full else self.plan.window.tiles
         return AttentionSpec(
             roles=tuple(roles), tiles=self.plan.tiling.tiles, window=window, kernel=kernel
         ).text()
@@ -78,23 +78,33 @@ class GridPlan:
 
 
 def plan_grids(
-    gm: torch.fx.GraphModule, found: Sequence[VideoAttention], settings: Settings
+    trace: DimTrace, found: Sequence[VideoAttention], settings: Settings
 ) -> tuple[list[GridPlan], list[Refusal]]:
-    """Tiling and window of each grid. A symbolic grid is specialised by a guard, unless this is the last compile that the
-    recompile limit allows, which then has to serve every other grid."""
+    """Layout, tiling and window of each grid.
+
+    A symbolic grid is specialised by a guard, unless this is the last compile that the recompile limit allows, which then
+    has to serve every other grid. The layout comes first: a guard turns sizes of the trace into numbers half way.
+    """
     by_axis: dict[Axis, list[VideoAttention]] = {}
     for attention in found:
         by_axis.setdefault(resolve(attention.grid.axis), []).append(attention)
     plans, refused = [], []
     for axis, sites in by_axis.items():
-        grid = _known(gm, sites[0].grid.shape)
+        try:
+            layout = propagate_layout(trace, axis, sites, around_sites=settings.layout == "site")
+        except LayoutConflict:
+            refused += [_conflict(site.site.name) for site in sites]
+            continue
+        first = sites[0].grid
+        grid = _known(trace.view.gm, first.shape)
         if grid is not None and prod(grid) < settings.min_tokens:
             refused += [_short(site.site.name, prod(grid), settings) for site in sites]
             continue
         plan = None if grid is None else plan_attention(grid, settings.window, settings.tile)
-        first = sites[0].grid
         plans.append(
-            GridPlan(axis, first.factors, first.evidence, tuple(sites), grid, plan, settings)
+            GridPlan(
+                axis, first.factors, first.evidence, tuple(sites), grid, plan, settings, layout
+            )
         )
     return plans, refused
 
@@ -115,25 +125,9 @@ def _short(name: str, tokens: int, settings: Settings) -> Refusal:
     )
 
 
-def plan_layouts(
-    trace: DimTrace, plans: Sequence[GridPlan], settings: Settings
-) -> tuple[list[GridPlan], list[Refusal]]:
-    """Where tokens are reordered, grid by grid."""
-    done, refused = [], []
-    for plan in plans:
-        try:
-            layout = propagate_layout(
-                trace, plan.axis, plan.sites, around_sites=settings.layout == "site"
-            )
-        except LayoutConflict:
-            refused += [
-                Refusal(
-                    site.site.name,
-                    "its tokens are written in place where they must be in raster order",
-                    "write the model without in-place operations on video tokens",
-                )
-                for site in plan.sites
-            ]
-            continue
-        done.append(replace(plan, layout=layout))
-    return done, refused
+def _conflict(name: str) -> Refusal:
+    return Refusal(
+        name,
+        "its tokens are written in place where they must be in raster order",
+        "write the model without in-place operations on video tokens",
+    )

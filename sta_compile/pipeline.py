@@ -25,7 +25,7 @@ from .analysis.infer_grid import GridInference, Refusal, VideoAttention
 from .analysis.trace_dims import trace_dims
 from .apply_plan import apply_plan
 from .errors import StaError, StrictError
-from .grid_plan import plan_grids, plan_layouts
+from .grid_plan import plan_grids
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
 from .rewrite.repair_views import repair_views
@@ -87,11 +87,8 @@ def _rewrite(
         if found:  # beside a known grid, attention without one is over text
             refused = [r for r in refused if r.over_grid]
     with report.stage("plan"):
-        planned, too_short = plan_grids(gm, found, settings)
-        refused += too_short
-    with report.stage("plan layout"):
-        planned, conflicts = plan_layouts(trace, planned, settings)
-        refused += conflicts
+        planned, dropped = plan_grids(trace, found, settings)
+        refused += dropped
     with report.stage("find noise level"):
         noise = plan_noise(view, settings, example_inputs, root)
     report.refused += [

@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ...ir.kernel_spec import KernelSpec
+from ...ir.kernel_spec import STRIDE_UNIT, KernelSpec
 from .forward import attention_forward
 
 POINTERS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr")
@@ -20,14 +20,14 @@ DESCRIPTORS = ("q_desc", "k_desc", "v_desc")
 
 
 def constants(spec: KernelSpec) -> dict[str, Any]:
-    """The tl.constexpr arguments of `attention_forward`."""
+    """The tl.constexpr arguments of `attention_forward`, in its order."""
     return {
         "D": spec.head_dim,
         "D_PADDED": spec.padded_head_dim,
         "BLOCK_M": spec.blocks.m,
         "BLOCK_N": spec.blocks.n,
         "CONTEXTS": spec.contexts,
-        "UNIT": spec.unit,
+        "UNIT": STRIDE_UNIT,
         "TMA": spec.loads == "tma",
         # Three TF32 products give fp32 accuracy; one would lose 13 bits.
         "PRECISION": "tf32x3" if spec.dtype == "fp32" else "tf32",
@@ -60,11 +60,10 @@ def cross_compile(spec: KernelSpec) -> Any:
     fixed |= dict.fromkeys(absent)
     signature |= name(absent, "constexpr")
     order = {argument: index for index, argument in enumerate(attention_forward.arg_names)}
-    aligned = POINTERS if spec.unit > 1 else ()
     source = ASTSource(
         attention_forward,
         signature={argument: signature[argument] for argument in order},
         constexprs={(order[key],): value for key, value in fixed.items()},
-        attrs={(order[key],): [["tt.divisibility", 16]] for key in (*aligned, "lse_ptr")},
+        attrs={(order[key],): [["tt.divisibility", 16]] for key in (*POINTERS, "lse_ptr")},
     )
     return triton.compile(source, target=GPUTarget("cuda", spec.arch, 32), options=options(spec))

@@ -7,8 +7,8 @@ with no mask code at all, then the rest of all runs packed together, masked. Sco
 Order of programs: context queries first, since they read the whole sequence and would otherwise run
 alone at the end; then block after block of a head, so that neighbours share windows in L2.
 
-Strides of tokens, heads and samples come in units of UNIT elements, which tells the compiler that
-rows are aligned; the head dim is contiguous. Products of strides are 64-bit.
+Strides of tokens, heads and samples come in units of UNIT = 8 elements, which tells the compiler
+that rows are aligned; the head dim is contiguous. Products of strides are 64-bit.
 """
 
 import triton
@@ -45,7 +45,7 @@ def load_block(
     return tl.load(pointers, mask=columns[None, :] < D, other=0.0)
 
 
-# Run-time integers: their values must not make new binaries. UNIT says what is known of strides.
+# Run-time integers: their values must not make new binaries.
 INTEGERS = (
     "heads share q_batch q_head q_token k_batch k_head k_token v_batch v_head v_token out_batch "
     "out_head out_token q_row_batch q_row_head q_col_head k_row_batch k_row_head k_col_head "

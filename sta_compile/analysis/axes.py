@@ -135,19 +135,30 @@ def atoms_of(axis: Axis) -> Iterator[Atom]:
                 yield from atoms_of(part)
 
 
+def _made_of(axis: Axis, atom: Atom) -> bool:
+    """Is an atom in an axis, or in an axis that a part of it is a slice of?"""
+    return any(
+        a is atom or (a.slice_of is not None and _made_of(a.slice_of[0], atom))
+        for a in atoms_of(resolve(axis))
+    )
+
+
 def _bind(atom: Atom, axis: Axis) -> bool:
     axis = resolve(axis)
     if axis == (atom,):
         return True
-    if atom in atoms_of(axis):
-        return False
     if len(axis) == 1 and isinstance(axis[0], Atom):
         other = axis[0]
         if atom.origin and not other.origin:  # keep the atom that is proved
             atom, other = other, atom
-        other.slice_of = other.slice_of or atom.slice_of
+        slices = [s for s in (other.slice_of, atom.slice_of) if s is not None]
+        # A slice with the positions of what it was sliced from is shifted: it is no part of it any more.
+        shifted = any(_made_of(whole, a) for whole, *_ in slices for a in (atom, other))
+        other.slice_of = None if shifted or not slices else slices[0]
         atom.bound = (other,)
         return True
+    if _made_of(axis, atom):  # swapped halves, put together, are not the whole
+        return False
     atom.bound = axis
     return True
 

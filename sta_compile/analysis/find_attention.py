@@ -156,10 +156,12 @@ def _scores(node: Any) -> Iterator[tuple[torch.fx.Node, float, torch.fx.Node | N
             yield node, scale, mask
             return
         scaled = _scaled(node)
-        if scaled is not None and mask is None:
+        if scaled is not None:
             node, factor = scaled
             scale *= factor
         elif name == "add" and mask is None and is_tensor(node.args[0]) and is_tensor(node.args[1]):
+            if scale != 1.0:  # of the mask too
+                return
             node, mask = node.args[0], node.args[1]
         elif name in _PASSED and name != "dropout":
             node = node.args[0]
@@ -184,11 +186,11 @@ def _decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
         v = _product(out)[1]  # type: ignore[index]
         if canonical_name(product) == "baddbmm":
             beta, alpha = product.kwargs.get("beta", 1), product.kwargs.get("alpha", 1)
-            scale *= float(alpha)  # type: ignore[arg-type]
             if beta != 0:
-                if mask is not None:
+                if mask is not None or beta != 1 or scale != 1.0:
                     return None
                 mask = product.args[0]  # type: ignore[assignment]
+            scale *= float(alpha)  # type: ignore[arg-type]
         if not (is_tensor(q) and is_tensor(k) and is_tensor(v)):
             return None
         q, q_factor = _strip_scale(q)  # type: ignore[arg-type]
@@ -197,7 +199,7 @@ def _decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
             node=out,
             q=q,
             k=k,
-            v=v,  # type: ignore[arg-type]
+            v=v,
             scale=scale * q_factor * k_factor,
             mask=mask,
             name=module_path(out) or module_path(softmax),

@@ -155,7 +155,7 @@ def lower_bound(view: GraphView, node: Any) -> Size | None:
         "squeeze",
     ):
         return lower_bound(view, node.args[0])
-    if name == "add":
+    if name == "add" and node.kwargs.get("alpha", 1) == 1:
         a, b = lower_bound(view, node.args[0]), lower_bound(view, argument(node, 1, "other"))
         return None if a is None or b is None else a + b
     if name == "clamp":

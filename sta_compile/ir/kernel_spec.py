@@ -3,12 +3,16 @@
 Grids, tile counts, windows, segment lengths, heads and strides are run-time integers, so that one
 binary serves all videos and prompts:
 
-    "forward sm90 bf16 d128 128x128 warps=8 stages=3 tma unit=8 contexts=1 lengths=i32 dense"
+    "forward sm90 bf16 d128 128x128 warps=8 stages=3 tma contexts=1 lengths=i32 dense"
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+# Kernels count strides in units of so many elements, which tells their compiler that every row of
+# q, k, v and out is aligned. Tensors of which that is not true are copied first.
+STRIDE_UNIT = 8
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,6 @@ def pad_head_dim(head_dim: int) -> int:
 class KernelSpec:
     """direction: "forward". dtype: "fp16", "bf16" or "fp32". loads: "tma" or "pointer".
 
-    unit: elements in which strides are counted (8: rows are aligned, 1: they may not be).
     contexts: number of context segments. lengths: integer type of key_lengths, "" without.
     """
 
@@ -40,7 +43,6 @@ class KernelSpec:
     head_dim: int
     blocks: Blocks
     loads: str
-    unit: int
     contexts: int
     lengths: str
     dense: bool
@@ -54,7 +56,7 @@ class KernelSpec:
         parts = [
             f"{self.direction} sm{self.arch} {self.dtype} d{self.head_dim} {m}x{n}",
             f"warps={self.blocks.warps} stages={self.blocks.stages}",
-            f"{self.loads} unit={self.unit} contexts={self.contexts}",
+            f"{self.loads} contexts={self.contexts}",
             f"lengths={self.lengths}" if self.lengths else "",
             "dense" if self.dense else "",
         ]

@@ -27,7 +27,7 @@ def tiling_of(grid: Sequence[int], spec: str) -> Tiling:
 
 def geometry_of(segments: Sequence[int], grid: Sequence[int], spec: str) -> Geometry:
     """Segments, tiling and window of one call; a window that keeps everything is one tile."""
-    return _geometry(tuple(int(length) for length in segments), _triple(grid), spec)
+    return _geometry(tuple(map(int, segments)), _triple(grid), spec)
 
 
 @lru_cache(maxsize=4096)
@@ -48,7 +48,7 @@ def _geometry(segments: tuple[int, ...], grid: Triple, spec: str) -> Geometry:
 
 
 def _triple(grid: Sequence[int]) -> Triple:
-    frames, rows, cols = (int(length) for length in grid)
+    frames, rows, cols = map(int, grid)
     return (frames, rows, cols)
 
 
@@ -90,7 +90,7 @@ def check_sizes(
             f"q has {tokens} tokens and the segments {geometry.segments} have {geometry.tokens}; "
             "pass segments that add up to the sequence"
         )
-    contexts = len(geometry.contexts)
+    contexts = len(geometry.segments) - 1
     if key_lengths is not None and tuple(key_lengths.shape) != (batch, contexts):
         raise StaError(
             f"key_lengths {tuple(key_lengths.shape)} must be [batch, context segments] = "

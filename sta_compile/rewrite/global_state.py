@@ -34,7 +34,7 @@ class GlobalState:
         traceback: TracebackType | None,
     ) -> None:
         for region in reversed(self._entered.values()):
-            autocast_mode._exit_autocast(region)  # type: ignore[no-untyped-call]
+            autocast_mode._exit_autocast(region)
         self._entered.clear()
         torch._C._set_grad_enabled(self._grad)
 
@@ -51,4 +51,4 @@ class GlobalState:
         elif node.target is torch._C._set_grad_enabled:
             torch._C._set_grad_enabled(node.args[0])
         elif (region := self._entered.pop(node.all_input_nodes[0], None)) is not None:
-            autocast_mode._exit_autocast(region)  # type: ignore[no-untyped-call]
+            autocast_mode._exit_autocast(region)

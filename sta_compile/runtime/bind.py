@@ -1,10 +1,12 @@
 """From tensors to the arguments of the Triton forward kernel.
 
-Works on tensors of any device, so that the interpreter can run what a GPU would be given.
+Works on tensors of any device, so that the interpreter can run what a GPU would be given. What does
+not depend on addresses is a `Binding`, which serves all calls of the same shapes and strides.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import log2
 from typing import Any
 
@@ -13,30 +15,43 @@ from torch import Tensor
 
 from ..codegen.tensor_map import TensorMap, tensor_map
 from ..ir.geometry import Geometry
-from ..ir.kernel_spec import KernelSpec
+from ..ir.kernel_spec import STRIDE_UNIT, KernelSpec
 
 MAX_CONTEXTS = 4
 LOG2_E = log2(2.718281828459045)
 NO_MAP = TensorMap(0, 0, 0, 0, 0, 0)
 
 
-def map_of(x: Tensor) -> TensorMap | None:
-    return tensor_map(tuple(x.shape), x.stride(), x.itemsize, x.data_ptr())
+@dataclass(frozen=True)
+class Binding:
+    """programs: size of the launch grid. numbers: the kernel's arguments between tensors and constants.
 
+    descriptors: shape, strides and block shape of the TMA descriptors of q, k, v; or none.
+    """
 
-def is_aligned(x: Tensor) -> bool:
-    """Every row of x starts at a multiple of 16 bytes and of 8 elements."""
-    axes = zip(x.shape[:3], x.stride()[:3], strict=True)
-    return x.data_ptr() % 16 == 0 and all(stride % 8 == 0 for size, stride in axes if size > 1)
+    programs: int
+    descriptors: tuple[tuple[list[int], list[int], list[int]], ...]
+    numbers: tuple[float, ...]
 
+    def arguments(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        key_lengths: Tensor | None,
+        dense: Tensor | None,
+    ) -> list[Any]:
+        """In the kernel's order, up to its constants."""
+        flags = None if dense is None else dense.view(torch.uint8)
+        described: list[Any] = [None, None, None]
+        if self.descriptors:
+            from triton.tools.tensor_descriptor import TensorDescriptor
 
-def programs(spec: KernelSpec, geometry: Geometry, batch_heads: int) -> tuple[int, int, int]:
-    """(programs in all, blocks of a tile, blocks of all contexts of one head)."""
-    m = spec.blocks.m
-    per_tile = -(-geometry.largest_tile // m)
-    contexts = sum(-(-length // m) for _, length in geometry.contexts)
-    per_head = geometry.tiling.count_tiles * per_tile + contexts
-    return batch_heads * per_head, per_tile, contexts
+            pairs = zip((q, k, v), self.descriptors, strict=True)
+            described = [TensorDescriptor(x, *descriptor) for x, descriptor in pairs]
+        return [*described, q, k, v, out, lse, key_lengths, flags, *self.numbers]
 
 
 def bind(
@@ -45,36 +60,25 @@ def bind(
     k: Tensor,
     v: Tensor,
     out: Tensor,
-    lse: Tensor,
-    key_lengths: Tensor | None,
-    dense: Tensor | None,
     geometry: Geometry,
     scale: float,
-) -> tuple[int, list[Any]]:
-    """(programs, arguments in the kernel's order up to its constants)."""
+) -> Binding:
+    """The tensors are read for their shapes and strides only."""
     batch, heads, tokens, _ = q.shape
-    descriptors: list[Any] = [None, None, None]
     maps = [NO_MAP, NO_MAP, NO_MAP]
+    descriptors: list[tuple[list[int], list[int], list[int]]] = []
     if spec.loads == "tma":
         found = [map_of(x) for x in (q, k, v)]
         maps = [m for m in found if m is not None]
         assert len(maps) == 3, "the TMA emitter refuses tensors that are not one matrix"
-        rows = (spec.blocks.m, spec.blocks.n, spec.blocks.n)
-        descriptors = [_descriptor(*x, spec) for x in zip((q, k, v), maps, rows, strict=True)]
-    strides = [s // spec.unit for x in (q, k, v, out) for s in x.stride()[:3]]
+        for m, rows in zip(maps, (spec.blocks.m, spec.blocks.n, spec.blocks.n), strict=True):
+            descriptors.append(([m.rows, m.cols], [m.stride, 1], [rows, spec.padded_head_dim]))
+    strides = [s // STRIDE_UNIT for x in (q, k, v, out) for s in x.stride()[:3]]
     offsets = [o for m in maps for o in (m.row_batch, m.row_head, m.col_head)]
     count, per_tile, contexts = programs(spec, geometry, batch * heads)
     segments = [n for run in geometry.contexts for n in run]
     segments += [0] * (2 * MAX_CONTEXTS - len(segments))
-    return count, [
-        *descriptors,
-        q,
-        k,
-        v,
-        out,
-        lse,
-        key_lengths,
-        None if dense is None else dense.view(torch.uint8),
+    numbers = (
         scale * LOG2_E,
         heads,
         heads // k.shape[1],
@@ -89,10 +93,25 @@ def bind(
         per_tile,
         contexts,
         *segments,
-    ]
+    )
+    return Binding(count, tuple(descriptors), numbers)
 
 
-def _descriptor(x: Tensor, m: TensorMap, rows: int, spec: KernelSpec) -> Any:
-    from triton.tools.tensor_descriptor import TensorDescriptor
+def map_of(x: Tensor) -> TensorMap | None:
+    return tensor_map(tuple(x.shape), x.stride(), x.itemsize, x.data_ptr())
 
-    return TensorDescriptor(x, [m.rows, m.cols], [m.stride, 1], [rows, spec.padded_head_dim])
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether a kernel can read x: contiguous rows that start at 16 bytes and at 8 elements."""
+    batch, head, token, last = x.stride()
+    apart = (batch | head | token) % STRIDE_UNIT == 0
+    return last == 1 and apart and x.data_ptr() % 16 == 0
+
+
+def programs(spec: KernelSpec, geometry: Geometry, batch_heads: int) -> tuple[int, int, int]:
+    """(programs in all, blocks of a tile, blocks of all contexts of one head)."""
+    m = spec.blocks.m
+    per_tile = -(-geometry.largest_tile // m)
+    contexts = sum(-(-length // m) for _, length in geometry.contexts)
+    per_head = geometry.tiling.count_tiles * per_tile + contexts
+    return batch_heads * per_head, per_tile, contexts

@@ -3,12 +3,17 @@
 A kernel that fails to build or to launch is never tried again in this process; the next one takes
 its place and one warning names the reason. Nothing here waits for the device, and nothing is built
 while a CUDA graph is being captured: `prepare` builds ahead of time, and so does any earlier call.
+
+A call that is like an earlier one but for its memory costs a dictionary look-up and a launch: see
+`_key` for what "like" means.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -22,14 +27,41 @@ from ..errors import StaError
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from ..ir.tiling import Tiling
-from .bind import bind, is_aligned, map_of
+from .bind import Binding, bind, is_aligned, map_of
 from .target import detect
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 LENGTHS = {torch.int32: "i32", torch.int64: "i64"}
+# q, k, v, out, lse, key_lengths, dense
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+
+MOST_READY = 4096
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel that ran once and all of its arguments but the tensors.
+
+    start: takes the kernel's arguments in order, on the current device and stream.
+    """
+
+    spec: KernelSpec
+    binding: Binding
+    start: Callable[..., Any]
+    constants: tuple[Any, ...]
+
+    def __call__(self, tensors: Tensors) -> None:
+        device = tensors[0].device
+        if torch.cuda.current_device() == device.index:
+            self.start(*self.binding.arguments(*tensors), *self.constants)
+            return
+        with torch.cuda.device(device):
+            self.start(*self.binding.arguments(*tensors), *self.constants)
+
 
 _failed: dict[KernelSpec, str] = {}
 _built: set[tuple[KernelSpec, int]] = set()  # and the device index
+_ready: dict[tuple[Any, ...], Launch] = {}
 _said: set[str] = set()
 
 
@@ -51,26 +83,67 @@ def attention_forward(
         return None
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
-    target = (
-        out if out.stride(3) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
-    )
+    rows = torch.contiguous_format
+    q, k, v = (x if is_aligned(x) else x.clone(memory_format=rows) for x in (q, k, v))
+    target = out if is_aligned(out) else torch.empty_like(out, memory_format=rows)
     key_lengths = None if key_lengths is None else key_lengths.contiguous()
     dense = None if dense is None else dense.contiguous()
-    specs, reasons = select(_problem(q, k, v, target, key_lengths, dense, geometry, scale), kernel)
+    if not _launched((q, k, v, target, lse, key_lengths, dense), geometry, scale, kernel):
+        return None
+    if target is not out:
+        out.copy_(target)
+    return out, lse
+
+
+def _launched(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -> bool:
+    """Runs the best kernel that works. If none does, warns or raises with the reason."""
+    key = _key(tensors, geometry, scale, kernel)
+    ready = _ready.get(key)
+    if ready is not None and _again(ready, tensors):
+        return True
+    problem = _problem(*tensors[:3], *tensors[5:], geometry, scale)
+    specs, refusals = select(problem, kernel)
     for spec in specs:
-        if spec not in _failed and _run(
-            spec, q, k, v, target, lse, key_lengths, dense, geometry, scale
-        ):
-            if target is not out:
-                out.copy_(target)
-            return out, lse
-    causes = (*reasons, *(_failed[spec] for spec in specs if spec in _failed))
-    reason = causes[0] if causes else "a CUDA graph is being captured and no kernel is built yet"
+        if spec not in _failed and (first := _run(spec, tensors, geometry, scale)):
+            if len(_ready) >= MOST_READY:
+                _ready.clear()
+            _ready[key] = first
+            return True
+    failures = [_failed[spec] for spec in specs if spec in _failed]
+    if len(failures) < len(specs):
+        reason = "a CUDA graph is being captured and no kernel is built yet"
+    else:
+        reason = (*failures, *refusals)[0]
     if kernel != "auto":
         raise StaError(f"kernel={kernel!r} can't run: {reason}; pass kernel='auto'")
+    if reason in failures:
+        reason = "all kernels for it failed"  # a warning has named each reason
     _say(f"attention runs in PyTorch operations, which is slow: {reason}")
-    return None
+    return False
+
+
+def _key(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -> tuple[Any, ...]:
+    """Calls of one key launch one binary with the same numbers; only addresses differ.
+
+    Triton makes other binaries for pointers that are no multiples of 16, hence the remainders.
+    """
+    q, k, v, out, _, key_lengths, dense = tensors
+    return (
+        geometry,
+        scale,
+        kernel,
+        q.dtype,
+        q.device,
+        q.shape,
+        k.shape,
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        out.stride(),
+        None if key_lengths is None else key_lengths.dtype,
+        dense is None,
+        *[x.data_ptr() % 16 for x in tensors if x is not None],
+    )
 
 
 def prepare(
@@ -111,7 +184,7 @@ def prepare(
     stand_in = geometry or _one_tile(tokens, contexts)
     built: dict[str, None] = {}
     for query_rows in rows:
-        problem = _problem(q, k, k, q, counts, flags, stand_in, scale, device, query_rows)
+        problem = _problem(q, k, k, counts, flags, stand_in, scale, device, query_rows)
         for spec in select(problem, kernel)[0]:
             if spec in _failed or _build(spec, q, k, counts, flags, stand_in, scale, device):
                 built[spec.text()] = None
@@ -123,7 +196,6 @@ def _problem(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
     key_lengths: Tensor | None,
     dense: Tensor | None,
     geometry: Geometry,
@@ -140,7 +212,6 @@ def _problem(
         dense=dense is not None,
         scale=scale,
         query_rows=query_rows or _query_rows(geometry),
-        aligned=all(map(is_aligned, (q, k, v, out))),
         mapped=all(map_of(x) is not None for x in (q, k, v)),
     )
 
@@ -158,21 +229,30 @@ def _query_rows(geometry: Geometry) -> tuple[tuple[int, int], ...]:
     return tuple(units.items())
 
 
-def _run(spec: KernelSpec, *arguments: Any) -> bool:
-    """Launches on the current stream; False if that is not possible."""
-    q = arguments[0]
-    device = q.device.index
+def _run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> Launch | None:
+    """Launches on the current stream; None if that is not possible."""
+    device = tensors[0].device.index
     if (spec, device) not in _built and torch.cuda.is_current_stream_capturing():
-        return False
+        return None
     try:
-        count, values = bind(spec, *arguments)
-        kernel, fixed = _kernel(spec)
+        binding = bind(spec, *tensors[:4], geometry, scale)
+        kernel, constants, options = _kernel(spec)
         with torch.cuda.device(device):
-            kernel[(count,)](*values, **fixed)
+            grid = (binding.programs, 1, 1)
+            compiled = kernel[grid](*binding.arguments(*tensors), *constants, **options)
     except Exception as error:
         _fail(spec, error)
-        return False
+        return None
     _built.add((spec, device))
+    return Launch(spec, binding, compiled[grid], constants)
+
+
+def _again(launch: Launch, tensors: Tensors) -> bool:
+    try:
+        launch(tensors)
+    except Exception as error:
+        _fail(launch.spec, error)
+        return False
     return True
 
 
@@ -192,10 +272,10 @@ def _build(
         return True
     try:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
-        _, values = bind(spec, q, k, k, q, lse, counts, flags, geometry, scale)
-        kernel, fixed = _kernel(spec)
+        values = bind(spec, q, k, k, q, geometry, scale).arguments(q, k, k, q, lse, counts, flags)
+        kernel, constants, options = _kernel(spec)
         with torch.cuda.device(index):
-            kernel.warmup(*values, grid=(1,), **fixed)._init_handles()
+            kernel.warmup(*values, *constants, grid=(1,), **options)._init_handles()
     except Exception as error:
         _fail(spec, error)
         return False
@@ -204,10 +284,12 @@ def _build(
 
 
 @lru_cache(maxsize=256)
-def _kernel(spec: KernelSpec) -> tuple[Any, dict[str, Any]]:
+def _kernel(spec: KernelSpec) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The function, its constants in order, and how to compile it."""
     from ..codegen.triton import build, forward
 
-    return forward.attention_forward, build.constants(spec) | build.options(spec)
+    constants = tuple(build.constants(spec).values())
+    return forward.attention_forward, constants, build.options(spec)
 
 
 def _one_tile(tokens: int, contexts: int) -> Geometry:
@@ -219,8 +301,10 @@ def _one_tile(tokens: int, contexts: int) -> Geometry:
 
 def _fail(spec: KernelSpec, error: Exception) -> None:
     lines = str(error).strip().splitlines() or ["no message"]
+    for key in [key for key, launch in _ready.items() if launch.spec == spec]:
+        del _ready[key]
     _failed[spec] = f"kernel [{spec.text()}] failed with {type(error).__name__}: {lines[-1]}"
-    _say(f"{_failed[spec]}; using the next best one. Please report this")
+    _say(f"{_failed[spec]}; it is not tried again. Please report this")
 
 
 def _say(message: str) -> None:

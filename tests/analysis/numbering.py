@@ -39,12 +39,13 @@ def _index_on_factor(factor: Atom | Concat, position: int) -> MultiIndex:
                 return index_on(part, position)
             position -= size
         raise AssertionError("a position beyond the last part")
-    own = Counter({(factor, position): 1})
+    if factor.size == 1:
+        return Counter()
     if factor.slice_of is not None:
         axis, start, _ = factor.slice_of
         assert isinstance(start, int)
-        own += index_on(axis, start + position)
-    return own
+        return index_on(axis, start + position)
+    return Counter({(factor, position): 1})
 
 
 def multi_indices(dims: Dims) -> Iterator[MultiIndex]:

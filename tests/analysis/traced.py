@@ -7,7 +7,6 @@ that an axis was split into, `h[1:3]` is a slice, `[h|w]` a concatenation, `?5` 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import torch
@@ -16,16 +15,18 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from sta_compile.analysis.axes import Atom, Axis, Concat, Dims, axis_size, resolve
-from sta_compile.analysis.graph_view import GraphView
+from sta_compile.analysis.graph_view import GraphView, canonical_name
 from sta_compile.analysis.trace_dims import DimTrace, trace_dims
 
 
-def capture(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> GraphModule:
-    """The one graph that Dynamo hands to a backend."""
-    graphs: list[GraphModule] = []
+def capture_with_inputs(
+    function: Callable[..., Any], *inputs: Any, dynamic: bool = False
+) -> tuple[GraphModule, list[Any]]:
+    """The one graph that Dynamo hands to a backend, and its inputs in the order of its placeholders."""
+    graphs: list[tuple[GraphModule, list[Any]]] = []
 
     def backend(gm: GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
-        graphs.append(gm)
+        graphs.append((gm, list(example_inputs)))
         return gm.forward
 
     torch._dynamo.reset()
@@ -33,6 +34,10 @@ def capture(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -
         torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)(*inputs)
     (graph,) = graphs
     return graph
+
+
+def capture(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> GraphModule:
+    return capture_with_inputs(function, *inputs, dynamic=dynamic)[0]
 
 
 def calls(gm: GraphModule, name: str) -> list[Node]:
@@ -48,15 +53,16 @@ class Traced:
         self.function = function
         self.axes = [[(axis[0], int(axis[1:])) for axis in spec.split()] for spec in specs]
         self.inputs = [torch.randn([size for _, size in axes]) for axes in self.axes]
-        self.gm = capture(function, *self.inputs, dynamic=dynamic)
+        self.gm, examples = capture_with_inputs(function, *self.inputs, dynamic=dynamic)
         self.view = GraphView(self.gm)
         self.trace: DimTrace = trace_dims(self.view)
-
-    @property
-    def placeholders(self) -> list[Node]:
-        """Of the inputs, in their order; sizes of dynamic shapes are inputs of the graph too."""
-        nodes = [n for n in self.gm.graph.nodes if n.op == "placeholder" and self.trace.dims(n)]
-        return [n for n in nodes if isinstance(n.meta["example_value"], Tensor)]
+        nodes = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
+        self.placeholders = {  # those inputs that the graph uses
+            i: node
+            for node, example in zip(nodes, examples, strict=True)
+            for i, x in enumerate(self.inputs)
+            if example is x
+        }
 
     @property
     def outputs(self) -> list[Node]:
@@ -65,7 +71,7 @@ class Traced:
 
     @property
     def opaque(self) -> set[str]:
-        return {getattr(n.target, "__name__", str(n.target)) for n in self.trace.opaque}
+        return {canonical_name(n) for n in self.trace.opaque}
 
     def dims(self, node: Node) -> Dims:
         dims = self.trace.dims(node)
@@ -80,11 +86,11 @@ class Traced:
 
     def _names(self) -> dict[Atom, str]:
         names: dict[Atom, str] = {}
-        for node, axes in zip(self.placeholders, self.axes, strict=True):
-            for (letter, _), axis in zip(axes, self.dims(node), strict=True):
+        for i, node in sorted(self.placeholders.items()):
+            for (letter, _), axis in zip(self.axes[i], self.dims(node), strict=True):
                 atoms = [factor for factor in axis if isinstance(factor, Atom)]
-                for i, atom in enumerate(atoms):
-                    names.setdefault(atom, letter if len(axis) == 1 else f"{letter}{i}")
+                for part, atom in enumerate(atoms):
+                    names.setdefault(atom, letter if len(axis) == 1 else f"{letter}{part}")
         return names
 
     def numbered_outputs(self) -> list[Tensor]:
@@ -95,9 +101,6 @@ class Traced:
             first += x.numel()
         found = self.function(*numbered)
         return list(found) if isinstance(found, (tuple, list)) else [found]
-
-    def count(self) -> int:
-        return sum(prod(x.shape) for x in self.inputs)
 
 
 def _text(axis: Axis, names: dict[Atom, str]) -> str:

@@ -12,7 +12,7 @@ from sta_compile.codegen.triton.forward import attention_forward
 from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ir.kernel_spec import Blocks, KernelSpec
 from sta_compile.ops.arguments import geometry_of
-from sta_compile.runtime.bind import bind, is_aligned
+from sta_compile.runtime.bind import bind
 from tests import oracle
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -56,14 +56,14 @@ def run(case, dtype, loads, layout, blocks):
         head_dim,
         blocks,
         loads,
-        8 if all(map(is_aligned, (q, k, v, out))) else 1,
         len(geometry.contexts),
         "i32" if lengths else "",
         dense is not None,
     )
     scale = 0.2
-    count, arguments = bind(spec, q, k, v, out, lse, key_lengths, dense, geometry, scale)
-    attention_forward[(count,)](*arguments, **constants(spec))
+    binding = bind(spec, q, k, v, out, geometry, scale)
+    arguments = binding.arguments(q, k, v, out, lse, key_lengths, dense)
+    attention_forward[(binding.programs,)](*arguments, *constants(spec).values())
     expected, expected_lse = oracle.attention(q.float(), k.float(), v.float(), mask, scale)
     tolerance = 2e-5 if dtype == "fp32" else 4e-3
     torch.testing.assert_close(out.float(), expected, atol=tolerance, rtol=tolerance)

@@ -23,7 +23,7 @@ def test_tma_first_then_pointers():
     assert [spec.loads for spec in specs] == ["tma", "pointer"]
     assert not reasons
     assert specs[0].text() == (
-        "forward sm90 bf16 d128 128x128 warps=8 stages=3 tma unit=8 contexts=1 lengths=i32 dense"
+        "forward sm90 bf16 d128 128x128 warps=8 stages=3 tma contexts=1 lengths=i32 dense"
     )
 
 

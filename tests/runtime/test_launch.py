@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -20,17 +22,76 @@ def hopper(monkeypatch):
     """CPU tensors are taken for those of a Hopper GPU whose kernels can be built or not."""
     monkeypatch.setattr(launch, "detect", lambda device: Target.cuda(90))
     monkeypatch.setattr(launch, "_failed", {})
+    monkeypatch.setattr(launch, "_ready", {})
     monkeypatch.setattr(launch, "_said", set())
     monkeypatch.setattr(launch, "_built", set())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
 
 
-def call(kernel="triton", grid=(3, 8, 8), dtype=torch.bfloat16, head_dim=64):
+class Kernel:
+    """Takes the place of a Triton function: first launches are by keyword, later ones are bound."""
+
+    def __init__(self):
+        self.first, self.again, self.broken = [], [], False
+
+    def __getitem__(self, grid):
+        return partial(self.launch, grid)
+
+    def launch(self, grid, *arguments, **options):
+        self.first.append((grid, *arguments))
+        return Compiled(self)
+
+
+class Compiled:
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        def start(*arguments):
+            if self.kernel.broken:
+                raise RuntimeError("gone")
+            self.kernel.again.append((grid, *arguments))
+
+        return start
+
+
+@pytest.fixture
+def kernel(hopper, monkeypatch):
+    made = Kernel()
+    monkeypatch.setattr(launch, "_kernel", lambda spec: (made, ("constants", spec.loads), {}))
+    return made
+
+
+SPEC = AttentionSpec(("video",), tiles=(3, 4, 4), window=(1, 3, 3)).text()
+
+
+def call(
+    kernel="triton",
+    grid=(3, 8, 8),
+    dtype=torch.bfloat16,
+    head_dim=64,
+    token_major=False,
+    offset=0,
+    dense=False,
+    scale=0.1,
+):
+    """offset: of the tensors from the start of their memory, in elements."""
     tokens = grid[0] * grid[1] * grid[2]
-    spec = AttentionSpec(("video",), tiles=(3, 4, 4), window=(1, 3, 3)).text()
-    q, k, v = (torch.randn(1, 2, tokens, head_dim).to(dtype) for _ in range(3))
-    geometry = geometry_of([tokens], grid, spec)
-    return launch.attention_forward(q, k, v, None, None, geometry, 0.1, kernel)
+    count = 2 * tokens * head_dim
+
+    def tensor():
+        x = torch.randn(count + offset).to(dtype)[offset:]
+        if token_major:
+            return x.view(1, tokens, 2, head_dim).transpose(1, 2)
+        return x.view(1, 2, tokens, head_dim)
+
+    flags = torch.ones(1, dtype=torch.bool) if dense else None
+    geometry = geometry_of([tokens], grid, SPEC)
+    return launch.attention_forward(
+        tensor(), tensor(), tensor(), None, flags, geometry, scale, kernel
+    )
 
 
 def test_cpu_runs_the_reference_unless_triton_is_demanded():
@@ -56,6 +117,81 @@ def test_kernels_are_tried_in_order_and_each_failure_is_said_once(hopper, monkey
     assert tried == ["tma", "pointer"]
     assert len(seen) == 2
     assert all("RuntimeError: no registers left" in str(w.message) for w in seen)
+
+
+def test_refusals_are_not_blamed_for_a_failure(hopper, monkeypatch):
+    def broken(spec):
+        raise RuntimeError("no registers left")
+
+    monkeypatch.setattr(launch, "_kernel", broken)
+    with pytest.warns(RuntimeWarning), pytest.raises(StaError, match="no registers left"):
+        call(head_dim=96)  # has no TMA kernel
+
+
+def test_the_last_warning_repeats_no_reason(hopper, monkeypatch):
+    monkeypatch.setattr(launch, "_kernel", lambda spec: None)  # not what _run expects
+    monkeypatch.setattr(launch, "detect", lambda device: Target.cuda(90, name=device.type))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            q = torch.randn(1, 2, 192, 64, device="meta", dtype=torch.bfloat16)
+            geometry = geometry_of([192], (3, 8, 8), SPEC)
+            assert launch.attention_forward(q, q, q, None, None, geometry, 0.1, "auto") is None
+    tma, pointer, last = [str(warning.message) for warning in seen]
+    assert "TypeError" in tma
+    assert "TypeError" in pointer
+    assert last.endswith("which is slow: all kernels for it failed")
+
+
+def test_a_call_like_an_earlier_one_goes_straight_to_the_binary(kernel, monkeypatch):
+    call()
+    assert len(kernel.first) == 1
+    monkeypatch.setattr(launch, "select", lambda *_: pytest.fail("chosen again"))
+    out, _ = call()
+    (grid, *arguments), (again_grid, *again) = kernel.first[0], kernel.again[0]
+    assert len(kernel.first) == len(kernel.again) == 1
+    assert grid == again_grid
+    assert len(arguments) == len(again)
+    assert again[3].shape == out.shape  # q
+    assert again[6] is out
+    assert arguments[6] is not out
+    assert again[0].base is again[3]
+    numbers = slice(10, None)  # after descriptors and tensors
+    assert arguments[numbers] == again[numbers]
+    assert again[-2:] == ["constants", "tma"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"head_dim": 128},
+        {"dtype": torch.float16},
+        {"grid": (3, 8, 16)},
+        {"token_major": True},
+        {"dense": True},
+        {"scale": 0.2},
+    ],
+)
+def test_calls_that_differ_are_bound_anew(kernel, change):
+    call()
+    call(**change)
+    assert (len(kernel.first), len(kernel.again)) == (2, 0)
+
+
+@pytest.mark.parametrize("offset", [1, 4, 8])
+def test_rows_that_are_not_aligned_are_copied(kernel, offset):
+    call()
+    call(offset=offset)
+    assert (len(kernel.first), len(kernel.again)) == (1, 1)
+    assert all(x.data_ptr() % 16 == 0 for x in kernel.again[0][4:8])
+
+
+def test_a_binary_that_breaks_gives_way(kernel):
+    call()
+    kernel.broken = True
+    with pytest.warns(RuntimeWarning, match="tma.*RuntimeError: gone"):
+        call()
+    assert [launched[-1] for launched in kernel.first] == ["tma", "pointer"]
 
 
 def test_nothing_is_built_during_capture(hopper, monkeypatch):
