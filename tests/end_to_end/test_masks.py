@@ -1,0 +1,125 @@
+"""Masks of the sequence [video, text] in the spellings of models: those that hide padded text only are understood, and no
+mask that may hide anything else is taken for one of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.end_to_end.compiled import compile_variants, relative_error
+from tests.end_to_end.oracle import Oracle, window_mask
+from tests.end_to_end.tiny import CHANNELS, SPARSE, TinyVideo, valid
+
+GRID = (3, 6, 8)
+N, L = 144, 7
+
+
+# valid: bool [batch, text tokens] -> mask [batch, 1, 1 or tokens, tokens]
+def below_the_length(valid):
+    places = torch.arange(N + L)[None]
+    return (places < N + valid.sum(1, keepdim=True))[:, None, None]
+
+
+def hidden_from_the_length(valid):
+    """As HunyuanVideo writes it."""
+    mask = torch.ones(valid.shape[0], N + L, dtype=torch.bool)
+    hidden = torch.arange(N + L) >= (N + valid.sum(1))[:, None]
+    return mask.masked_fill(hidden, False)[:, None, None]
+
+
+def everything(valid):
+    return torch.ones(valid.shape[0], 1, 1, N + L, dtype=torch.bool)
+
+
+def padded_in_front(valid):
+    return F.pad(valid, (N, 0), value=True)[:, None, None]
+
+
+def ones_beside(valid):
+    return torch.cat([valid.new_ones(valid.shape[0], N), valid], 1)[:, None, None]
+
+
+def additive(valid):
+    return (1 - ones_beside(valid).float()) * -1e4
+
+
+def shorter_than_the_text(valid):
+    """May reach into the video where a text is empty."""
+    return (torch.arange(N + L) < N + valid.sum(1, keepdim=True) - 3)[:, None, None]
+
+
+def length_of_all(valid):
+    """Nothing says that the length is at least the video's."""
+    return (torch.arange(N + L) < 30 * valid.sum(1, keepdim=True))[:, None, None]
+
+
+def from_below(valid):
+    return (torch.arange(N + L) >= valid.sum(1, keepdim=True))[:, None, None]
+
+
+def causal(valid):
+    return torch.ones(N + L, N + L, dtype=torch.bool).tril()[None, None]
+
+
+def frame_causal(valid):
+    frame = F.pad(torch.arange(N) // 48, (0, L), value=0)
+    return (frame[:, None] >= frame)[None, None]
+
+
+def video_only_sees_video(valid):
+    is_text = torch.arange(N + L) >= N
+    return (is_text[:, None] | ~is_text)[None, None]
+
+
+def pairs_of_valid(valid):
+    rows = ones_beside(valid)
+    return rows & rows.mT
+
+
+def every_third_hidden(valid):
+    return (torch.arange(N + L) % 3 != 0)[None, None, None].expand(valid.shape[0], -1, -1, -1)
+
+
+UNDERSTOOD = [below_the_length, hidden_from_the_length, everything]
+OTHERS = [
+    padded_in_front, ones_beside, additive, shorter_than_the_text, length_of_all, from_below, causal,
+    frame_causal, video_only_sees_video, pairs_of_valid, every_third_hidden,
+]  # fmt: skip
+
+
+class Masked(TinyVideo):
+    def __init__(self, mask) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, latent: Tensor, text: Tensor, valid: Tensor) -> Tensor:
+        x = torch.cat([self.patchify(latent).flatten(2).mT, text], 1)
+        x = self.blocks[0](x, self.mask(valid))
+        return self.out(x[:, :N]).unflatten(1, GRID).permute(0, 4, 1, 2, 3)
+
+
+@pytest.mark.parametrize("mask", UNDERSTOOD + OTHERS, ids=lambda mask: mask.__name__)
+@pytest.mark.parametrize("batch", [1, 2])
+@torch.no_grad()
+def test_masks(mask, batch):
+    model = Masked(mask)
+    inputs = {
+        "latent": torch.randn(batch, CHANNELS, *GRID),
+        "text": torch.randn(batch, L, 16),
+        "valid": valid(5, 7, of=L)[:batch],
+    }
+    variant = compile_variants(model, inputs, {"sta": SPARSE})["sta"]
+    sites = [site.name for site in variant.report.replaced]
+    assert sites == model.sites or mask in OTHERS
+    holes, none = inputs["valid"].clone(), torch.zeros(batch, L, dtype=torch.bool)
+    holes[:, 2] = False
+    for given in (inputs["valid"], holes, none):  # the graph was made for the first
+        with Oracle(model, sites, window_mask(GRID, (3, 3, 4), (1, 3, 3))):
+            expected = model(**{**inputs, "valid": given})
+        found = variant.run(**{**inputs, "valid": given})
+        rows = expected.isfinite()  # an empty row is NaN in eager
+        assert relative_error(found[rows], expected[rows]) < 1e-5
+    if not sites:
+        assert "may hide video tokens" in variant.report.summary()
