@@ -128,7 +128,7 @@ class Oracle(TorchFunctionMode):
         """[batch, 1 or heads, queries, keys] in the kind of the given mask; bool where there was none."""
         batch, total, video = query.shape[0], query.shape[-2], self.mask.shape[0]
         start = total - video if self.text_first else 0
-        visible = torch.ones(batch, 1, total, total, dtype=torch.bool)
+        visible = torch.ones(batch, 1, total, total, dtype=torch.bool, device=query.device)
         flags = self.dense if len(self.dense) > 1 else self.dense * batch
         if batch < len(flags):
             flags = flags[self._sample :]

@@ -213,7 +213,7 @@ def test_calls_that_are_alike_share_a_launch(monkeypatch):
         for offset in (0, 8, 4, 1):  # in elements: the last two make copies
             for token_major in (False, True):
                 compare(offset, token_major)
-    assert len(launch._ready) == 4
+    assert len(launch._ready) == 3  # two layouts, and copies whose output keeps its own layout
 
 
 def test_no_synchronisation():
