@@ -74,7 +74,11 @@ def _device(example_inputs: Sequence[Any]) -> torch.device:
 
 
 def rewrite_for_device(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Settings
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Settings,
+    *,
+    remember: bool = True,
 ) -> tuple[torch.fx.GraphModule, Report]:
     """The stages, on a device that we speed up; on any other the graph as it came, and why.
 
@@ -97,7 +101,7 @@ def rewrite_for_device(
     kernel = settings.kernel
     if kernel == "auto" and target.kind != "meta":
         kernel = "reference" if target.kind == "cpu" else "triton"
-    return rewrite(gm, example_inputs, settings, kernel=kernel)
+    return rewrite(gm, example_inputs, settings, kernel=kernel, remember=remember)
 
 
 @lru_cache(maxsize=1)

@@ -211,7 +211,7 @@ def explain(
         reports: list[Report] = []
 
         def visit(gm: Any, example_inputs: Sequence[Any]) -> None:
-            report = rewrite_for_device(gm, example_inputs, settings)[1]
+            report = rewrite_for_device(gm, example_inputs, settings, remember=False)[1]
             if isinstance(inner, torch.nn.Module):
                 report.name = type(inner).__name__
             reports.append(report)

@@ -122,6 +122,7 @@ def _short(name: str, tokens: int, settings: Settings) -> Refusal:
         name,
         f"{tokens} video tokens are fewer than min_tokens={settings.min_tokens}, so attention stays exact",
         f"pass options={{'min_tokens': {tokens}}} to make it sparse all the same",
+        by_request=True,
     )
 
 

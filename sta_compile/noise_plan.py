@@ -49,6 +49,8 @@ def plan_noise(
     settings: Settings,
     example_inputs: Sequence[Any],
     model: torch.nn.Module | None,
+    *,
+    remember: bool = True,
 ) -> NoisePlan:
     """The plan for a graph of `model`; what its first compile inferred holds for all later ones."""
     if not has_dense_steps(settings.dense_above, settings.dense_below):
@@ -60,6 +62,6 @@ def plan_noise(
     convention = decide_convention(
         settings.noise, timestep.factor, first_value(timestep, example_inputs), remembered
     )
-    if model is not None and settings.noise == "auto":
+    if remember and model is not None and settings.noise == "auto":
         conventions.remember(model, convention)
     return NoisePlan(True, timestep, convention)

@@ -36,31 +36,41 @@ log = logging.getLogger(__name__)
 
 
 def rewrite(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], settings: Settings, *, kernel: str = ""
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Settings,
+    *,
+    kernel: str = "",
+    remember: bool = True,
 ) -> tuple[torch.fx.GraphModule, Report]:
     """Replaces what can be replaced in a Dynamo graph, in place, and reports.
 
-    kernel: name of what will run the attention, for the report. Raises StaError for a user's mistake in the settings, and
+    kernel: name of what will run the attention, for the report. remember: keep what the first timestep says of the model's
+    noise convention; an explanation leaves no trace. Raises StaError for a user's mistake in the settings, and
     StrictError if `strict` is set and an attention over a known grid stays as it is.
     """
     root = _torch.root_module()
     report = Report(name=_name(gm, root), settings=settings.to_dict())
     saved = _Saved(gm)
     try:
-        _rewrite(gm, example_inputs, settings, report, root, kernel)
+        _rewrite(gm, example_inputs, settings, report, root, kernel, remember)
     except StaError:
         saved.restore()
         raise
-    except (
-        Exception
-    ) as error:  # a model that we can't improve never raises: it runs as plain inductor would
+    except Exception as error:
+        # A model that we can't improve never raises: it runs as plain inductor would.
+        if settings.strict:
+            saved.restore()
+            raise StrictError(
+                f"rewriting {report.name} failed ({error}); please report this model, or pass strict=False"
+            ) from error
         log.exception("rewriting %s failed; it runs unchanged", report.name)
         saved.restore()
         _give_up(report, f"an internal error: {type(error).__name__}: {error}")
-    for site in report.refused if settings.strict else ():
-        if not (site.self_attention and site.grid_known):
-            continue
-        raise StrictError(f"{site.name} can't be replaced: {site.reason}. {site.hint}")
+    broken = next((site for site in report.refused if site.breaks_strict), None)
+    if settings.strict and broken is not None:
+        saved.restore()
+        raise StrictError(f"{broken.name} can't be replaced: {broken.reason}. {broken.hint}")
     _save_artifact(report)
     return gm, report
 
@@ -72,6 +82,7 @@ def _rewrite(
     report: Report,
     root: torch.nn.Module | None,
     kernel: str,
+    remember: bool,
 ) -> None:
     with report.stage("view graph"):
         view = GraphView(gm)
@@ -90,9 +101,10 @@ def _rewrite(
         planned, dropped = plan_grids(trace, found, settings)
         refused += dropped
     with report.stage("find noise level"):
-        noise = plan_noise(view, settings, example_inputs, root)
+        noise = plan_noise(view, settings, example_inputs, root, remember=remember)
     report.refused += [
-        RefusedSite(r.name, r.reason, r.hint, grid_known=r.over_grid) for r in refused
+        RefusedSite(r.name, r.reason, r.hint, grid_known=r.over_grid, by_request=r.by_request)
+        for r in refused
     ]
     if not planned:
         report.reason, report.hint = _nothing(len(sites), refused)

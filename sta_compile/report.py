@@ -51,6 +51,12 @@ class RefusedSite:
         True  # False: cross-attention and the like, which STA leaves alone by design
     )
     grid_known: bool = True  # False: nothing shows that its tokens are video at all
+    by_request: bool = False  # an option keeps it exact: `min_tokens`
+
+    @property
+    def breaks_strict(self) -> bool:
+        """Is this what `strict` forbids: self-attention over a known grid that could not be replaced?"""
+        return self.self_attention and self.grid_known and not self.by_request
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ class Refusal:
     reason: str
     hint: str
     over_grid: bool = True  # False: nothing shows that its tokens are video at all
+    by_request: bool = False  # an option keeps it exact
 
 
 @dataclass(frozen=True, eq=False)

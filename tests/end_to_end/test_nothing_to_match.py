@@ -149,3 +149,12 @@ def test_text_beside_the_grid_is_left_alone():
     left = [n for n in variant.gm.graph.nodes if "scaled_dot_product" in str(n.target)]
     assert len(left) == 1
     assert module_path(left[0]) == "context_embedder.token_refiner.refiner_blocks.0.attn"
+
+
+def test_strict_accepts_attention_that_an_option_keeps_exact():
+    case = FAMILIES["wan"].case(1, (3, 5, 7))
+    options = {"min_tokens": 10_000, "strict": True}
+    with torch.no_grad():
+        variant = compile_variants(case.model, case.inputs, {"sta": options})["sta"]
+    assert all(site.by_request for site in variant.report.refused)
+    assert len(variant.report.refused) == len(case.sites)
