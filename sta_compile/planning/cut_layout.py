@@ -217,7 +217,7 @@ class _Network:
         from networkx import DiGraph  # here, since its import is slow and most graphs need no cut
         from networkx.algorithms.flow import boykov_kolmogorov
 
-        graph = DiGraph()
+        graph: DiGraph[int] = DiGraph()
         graph.add_nodes_from((_RASTER, _TILE))
         for tail, head in component:
             capacity = self.edges[tail, head]
