@@ -144,9 +144,12 @@ def _nothing_chosen(
             "pass the timestep to the model as a tensor",
         )
     if embedded:
+        # A forward of *args, as diffusers' decorators make it, hides the names of its positional inputs.
+        nameless = any(re.fullmatch(r"args_\d+", name) for name in embedded)
+        keyword = "call the model with timestep=... by its keyword, or " if nameless else ""
         return NoTimestep(
             f"the inputs {_quoted(embedded)} are embedded as a timestep is, and none is clearly the one by its name",
-            f'pass options={{"timestep": "..."}} with one of {_quoted(embedded)}',
+            f'{keyword}pass options={{"timestep": "..."}} with one of {_quoted(embedded)}',
         )
     return NoTimestep(
         "this graph embeds no timestep (it starts after the embedding, as the blocks of a regional "

@@ -222,6 +222,25 @@ def test_another_name_is_asked_for():
     assert fact.factor == 1.0
 
 
+def test_positional_inputs_of_a_decorated_forward_have_no_names():
+    model, inputs = wan(1)
+    graphs = []
+
+    def backend(gm, example_inputs):
+        graphs.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        torch.compile(model, backend=backend, fullgraph=True)(*inputs.values())
+    torch._dynamo.reset()
+    missing = find_timestep(GraphView(graphs[0]))
+    assert isinstance(missing, NoTimestep)
+    assert "by its keyword" in missing.hint
+    assert '"args_1"' in missing.hint
+    assert isinstance(find_timestep(GraphView(graphs[0]), "args_1"), TimestepFact)
+
+
 class Position(Net):
     """A frame index that rotates q and k, and is embedded as well."""
 
