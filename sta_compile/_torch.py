@@ -23,7 +23,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 __all__ = ["body_of_call", "is_higher_order", "statically_known_true"]
 
 # name of the operator -> position of its first tensor operand
-_CALLS_WITH_BODY = {"tag_activation_checkpoint": 1, "invoke_subgraph": 2, "wrap": 1}
+_CALLS_WITH_BODY = {
+    "tag_activation_checkpoint": 1,
+    "wrap_activation_checkpoint": 1,
+    "invoke_subgraph": 2,
+    "wrap": 1,
+}
 
 
 def is_higher_order(node: torch.fx.Node) -> bool:
