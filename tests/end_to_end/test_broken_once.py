@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.end_to_end.compiled import compile_variants, relative_error
+from sta_compile.pipeline import rewrite
+from sta_compile.settings import Settings
+from tests.end_to_end.compiled import DEFAULTS, compile_variants, relative_error
 from tests.end_to_end.oracle import Oracle, window_mask
 from tests.end_to_end.tiny import CHANNELS, SPARSE, Block, TinyVideo, sdpa
 from tests.end_to_end.tiny import valid as first_ones
@@ -343,6 +345,31 @@ class Timestep(Middle):
         level = self.embed(torch.cat([angle.cos(), angle.sin()], -1))[:, None]
         self.middle = lambda model, x: model.blocks[1](model.blocks[0](x * (1 + level)))
         return super().forward(latent)
+
+
+@torch.no_grad()
+def test_another_timestep_has_a_convention_of_its_own():
+    model, reports = TwoTimesteps(), []
+    inputs = {"latent": latent(), "timestep": torch.full((2,), 999.0)}
+    for name, convention in (("timestep", "0..1000"), ("other_timestep", None)):
+        options = {**DEFAULTS, **SPARSE, "dense_above": 0.95, "timestep": name}
+        backend = reporting(Settings.resolve(options)[0], reports)
+        torch.compile(model, backend=backend)(**inputs, other_timestep=torch.full((2,), 0.99))
+        assert reports[-1].noise.convention == convention
+    assert len(reports) == 2
+
+
+def reporting(settings, reports):
+    def backend(gm, example_inputs):
+        reports.append(rewrite(gm, example_inputs, settings)[1])
+        return gm.forward
+
+    return backend
+
+
+class TwoTimesteps(Timestep):
+    def forward(self, latent: Tensor, timestep: Tensor, other_timestep: Tensor) -> Tensor:
+        return super().forward(latent, timestep) * other_timestep[:, None, None, None, None]
 
 
 @pytest.mark.parametrize("marked", [(4,), (3, 4), (0, 2, 3, 4)])
