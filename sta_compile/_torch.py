@@ -56,6 +56,21 @@ def specialise(size: Any, shape_env: Any) -> int:
     return int(shape_env.create_symintnode(size, hint=None))
 
 
+def must_stay_dynamic(size: Any, shape_env: Any) -> bool:
+    """Is a size made of one that the user marked dynamic? A guard on its value would raise at the end of the trace."""
+    if isinstance(size, int):
+        return False
+    marked = set()
+    for tracked in getattr(shape_env, "tracked_fakes", None) or ():
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        for dimension, constraint in zip(
+            getattr(tracked.fake, "shape", ()), constraints, strict=False
+        ):
+            if constraint is not None and isinstance(dimension, torch.SymInt):
+                marked |= dimension.node.expr.free_symbols
+    return bool(size.free_symbols & marked)
+
+
 def simplified(size: Any, shape_env: Any) -> Any:
     """A size with what guards have made known of it: constants, and symbols that are equal to an expression."""
     if isinstance(size, int):
