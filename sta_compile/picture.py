@@ -31,16 +31,17 @@ def draw_window(tiling: Tiling, window: Window, tile: Triple | None = None) -> F
     panels = tiling.tiles[0]
     across = min(panels, 4)
     down = -(-panels // across)
-    figure = Figure(figsize=(3.2 * across, 0.9 + 3.2 * rows / cols * down), layout="constrained")
+    wide = max(3.2 * across, 4.0)  # the title needs as much
+    figure = Figure(figsize=(wide, 0.9 + 3.2 * rows / cols * down), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False).ravel()
     for panel, axis in enumerate(axes):
         axis.set_axis_off()
         if panel < panels:
             _draw_panel(axis, tiling, panel, tile, first, width)
     figure.suptitle(
-        f"{'x'.join(map(str, tiling.grid))} tokens in {'x'.join(map(str, tiling.tiles))} tiles: "
-        f"tile {tile} (red) attends to {'x'.join(map(str, width))} tiles (blue), "
-        f"{kept(tiling, window):.0%} of all pairs",
+        f"{'x'.join(map(str, tiling.grid))} tokens in {'x'.join(map(str, tiling.tiles))} tiles, "
+        f"{kept(tiling, window):.0%} of all pairs\n"
+        f"tile {tile} (red) attends to {'x'.join(map(str, width))} tiles (blue)",
         fontsize=9,
     )
     return figure
@@ -52,7 +53,8 @@ def _draw_panel(
     from matplotlib.patches import Rectangle
 
     start, size = tiling.starts(0)[panel], tiling.sizes(0)[panel]
-    axis.set_title(f"frames {start}-{start + size - 1}", fontsize=8)
+    frames = f"frame {start}" if size == 1 else f"frames {start}-{start + size - 1}"
+    axis.set_title(frames, fontsize=8)
     axis.set_xlim(0, tiling.grid[2])
     axis.set_ylim(tiling.grid[1], 0)
     axis.set_aspect("equal")
