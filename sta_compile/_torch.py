@@ -23,7 +23,12 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 __all__ = ["body_of_call", "is_higher_order", "statically_known_true"]
 
 # name of the operator -> position of its first tensor operand
-_CALLS_WITH_BODY = {"tag_activation_checkpoint": 1, "invoke_subgraph": 2, "wrap": 1}
+_CALLS_WITH_BODY = {
+    "tag_activation_checkpoint": 1,
+    "wrap_activation_checkpoint": 1,
+    "invoke_subgraph": 2,
+    "wrap": 1,
+}
 
 
 def is_higher_order(node: torch.fx.Node) -> bool:
@@ -49,6 +54,21 @@ def specialise(size: Any, shape_env: Any) -> int:
     if isinstance(size, int):
         return size
     return int(shape_env.create_symintnode(size, hint=None))
+
+
+def must_stay_dynamic(size: Any, shape_env: Any) -> bool:
+    """Is a size made of one that the user marked dynamic? A guard on its value would raise at the end of the trace."""
+    if isinstance(size, int):
+        return False
+    marked = set()
+    for tracked in getattr(shape_env, "tracked_fakes", None) or ():
+        constraints = getattr(tracked.symbolic_context, "constraint_sizes", None) or ()
+        for dimension, constraint in zip(
+            getattr(tracked.fake, "shape", ()), constraints, strict=False
+        ):
+            if constraint is not None and isinstance(dimension, torch.SymInt):
+                marked |= dimension.node.expr.free_symbols
+    return bool(size.free_symbols & marked)
 
 
 def simplified(size: Any, shape_env: Any) -> Any:

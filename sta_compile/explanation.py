@@ -129,7 +129,7 @@ class Explanation:
         from .noise_plan import conventions
         from .planning.noise import infer_convention
 
-        known = conventions.recall(model)
+        known = conventions.recall(model, str(self.settings.get("timestep", "auto")))
         if not isinstance(known, Convention) and first_timestep is not None:
             known = infer_convention(None, first_timestep)
         if not isinstance(known, Convention):

@@ -82,8 +82,9 @@ def plan_grids(
 ) -> tuple[list[GridPlan], list[Refusal]]:
     """Layout, tiling and window of each grid.
 
-    A symbolic grid is specialised by a guard, unless this is the last compile that the recompile limit allows, which then
-    has to serve every other grid. The layout comes first: a guard turns sizes of the trace into numbers half way.
+    A symbolic grid is specialised by a guard, unless the user marked one of its axes dynamic, or this is the last compile
+    that the recompile limit allows, which then has to serve every other grid. The layout comes first: a guard turns sizes
+    of the trace into numbers half way.
     """
     by_axis: dict[Axis, list[VideoAttention]] = {}
     for attention in found:
@@ -113,6 +114,8 @@ def _known(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Triple |
     if not all(isinstance(size, int) for size in shape) and _torch.last_compile_of_frame():
         return None
     env: Any = _torch.shape_env_of(gm)
+    if any(_torch.must_stay_dynamic(size, env) for size in shape):
+        return None
     t, h, w = (_torch.specialise(size, env) for size in shape)
     return (t, h, w)
 

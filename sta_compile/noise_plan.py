@@ -58,10 +58,10 @@ def plan_noise(
     timestep = find_timestep(view, settings.timestep)
     if isinstance(timestep, NoTimestep):
         return NoisePlan(True, timestep)
-    remembered = None if model is None else conventions.recall(model)
+    remembered = None if model is None else conventions.recall(model, settings.timestep)
     convention = decide_convention(
         settings.noise, timestep.factor, first_value(timestep, example_inputs), remembered
     )
     if remember and model is not None and settings.noise == "auto":
-        conventions.remember(model, convention)
+        conventions.remember(model, convention, settings.timestep)
     return NoisePlan(True, timestep, convention)

@@ -13,7 +13,16 @@ from typing import Any
 
 import torch.fx
 
-from .graph_view import GraphView, argument, canonical_name, fake_value, is_tensor, module_path
+from .graph_view import (
+    GraphView,
+    argument,
+    canonical_name,
+    fake_value,
+    is_inplace,
+    is_tensor,
+    module_path,
+)
+from .token_values import storage_of, written_storages
 
 _PASSED = ("to", "float", "half", "bfloat16", "type", "type_as", "contiguous", "dropout", "clone")
 
@@ -50,11 +59,26 @@ def find_attention(view: GraphView) -> list[AttentionSite]:
             site = _sdpa(node)
         elif name == "softmax":
             site = _decomposed(node)
+            if site is not None and _written_meanwhile(view, site):
+                continue
         else:
             continue
         if site is not None:
             sites.append(site)
     return sites
+
+
+def _written_meanwhile(view: GraphView, site: AttentionSite) -> bool:
+    """Are q or k written between the steps of an attention? The one operator that replaces them reads both at the end."""
+    last = view.position[site.node]
+    written = written_storages(view)
+    for operand in (site.q, site.k):
+        reads = [view.position[n] for n in operand.users if view.position.get(n, -1) > 0]
+        first = min((p for p in reads if p <= last), default=last)
+        for storage in storage_of(operand):
+            if any(first < view.position[write] < last for write in written.get(storage, ())):
+                return True
+    return False
 
 
 def _sdpa(node: torch.fx.Node) -> AttentionSite | None:
@@ -170,8 +194,8 @@ def _scores(node: Any) -> Iterator[tuple[torch.fx.Node, float, torch.fx.Node | N
 
 
 def _strip_scale(node: torch.fx.Node) -> tuple[torch.fx.Node, float]:
-    """A q or k that was multiplied by a number, without it."""
-    scaled = _scaled(node)
+    """A q or k that was multiplied by a number, without it; one that was multiplied in place holds the factor."""
+    scaled = None if is_inplace(node) else _scaled(node)
     return (scaled[0], scaled[1]) if scaled is not None else (node, 1.0)
 
 

@@ -34,23 +34,32 @@ def first_value(fact: TimestepFact, example_inputs: Sequence[Any]) -> float | No
 
 
 class ConventionMemory:
-    """Conventions by model. Keys (a module, a parameter) are compared by identity and held weakly."""
+    """Conventions by model and option `timestep`, since another input may have another scale.
+
+    Models (a module, a parameter) are compared by identity and held weakly.
+    """
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Any], Convention | UnknownConvention]] = {}
+        self._entries: dict[
+            int, tuple[weakref.ref[Any], dict[str, Convention | UnknownConvention]]
+        ] = {}
 
-    def recall(self, key: object) -> Convention | UnknownConvention | None:
+    def recall(self, key: object, timestep: str = "auto") -> Convention | UnknownConvention | None:
         entry = self._entries.get(id(key))
-        return entry[1] if entry is not None and entry[0]() is key else None
+        return entry[1].get(timestep) if entry is not None and entry[0]() is key else None
 
-    def remember(self, key: object, convention: Convention | UnknownConvention) -> None:
+    def remember(
+        self, key: object, convention: Convention | UnknownConvention, timestep: str = "auto"
+    ) -> None:
         """Keeps the first answer; one that had no value to judge by (an explanation on fake tensors) is no answer."""
         if isinstance(convention, UnknownConvention) and convention.value is None:
             return
-        if self.recall(key) is not None:
-            return
         name = id(key)
-        self._entries[name] = (weakref.ref(key, lambda ref: self._forget(name, ref)), convention)
+        entry = self._entries.get(name)
+        if entry is None or entry[0]() is not key:
+            entry = (weakref.ref(key, lambda ref: self._forget(name, ref)), {})
+            self._entries[name] = entry
+        entry[1].setdefault(timestep, convention)
 
     def clear(self) -> None:
         """For torch._dynamo.reset(): the next call is a first call again."""

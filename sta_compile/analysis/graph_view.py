@@ -150,6 +150,10 @@ def is_tensor(node: Any) -> bool:
     return isinstance(node, torch.fx.Node) and isinstance(fake_value(node), torch.Tensor)
 
 
+def is_parameter(node: torch.fx.Node) -> bool:
+    return "_parameters_" in node.name or "_buffers_" in node.name
+
+
 def module_path(node: torch.fx.Node) -> str:
     """Path of the module that a node came from: "blocks.0.attn1"; "" at the root.
 

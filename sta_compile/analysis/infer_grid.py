@@ -18,22 +18,12 @@ import torch.fx
 
 from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, size_of
 from .find_attention import AttentionSite
-from .graph_view import canonical_name, fake_value, is_tensor
+from .graph_view import fake_value, is_parameter
 from .prove_mask import Below, Everywhere, lower_bound, prove_mask
+from .token_streams import TokenStreams
 from .trace_dims import DimTrace
 
-_MIXING = (
-    "linear",
-    "matmul",
-    "bmm",
-    "mm",
-    "addmm",
-    "baddbmm",
-    "einsum",
-    "conv1d",
-    "conv2d",
-    "conv3d",
-)
+_WITHOUT_LATENT = ("unpatchify", "option grid", "positions of the rope tables")
 
 
 @dataclass(frozen=True)
@@ -95,12 +85,13 @@ class GridInference:
         self.trace = trace
         self.declared = declared
         self._inputs = self._latents(
-            n for n in trace.view.nodes if trace.view.is_root_input(n) and not _is_parameter(n)
+            n for n in trace.view.nodes if trace.view.is_root_input(n) and not is_parameter(n)
         )
         output = next(iter(reversed(trace.view.gm.graph.nodes)))
         self._outputs = self._latents(output.all_input_nodes)
         # declared grids: one tuple of factors per token axis
         self._declared: dict[Axis, Axis] = {}
+        self.streams = TokenStreams(trace)
 
     def _latents(self, nodes: Any) -> list[list[Axis]]:
         """Axes of the tensors among the nodes: b, c, t, (h p), (w p) of a latent that is cut into patches."""
@@ -120,7 +111,7 @@ class GridInference:
         grids = [i for i, part in enumerate(parts) if self._grid(part) is not None]
         if not same_axis(q_axis, k_axis):
             return self._unequal(site, parts, grids, segments_of(k_axis))
-        if not self._same_stream(site, parts[grids[0]] if grids else q_axis):
+        if not self.streams.same_stream(site, parts[grids[0]] if grids else q_axis):
             return None
         if self._frames_in_batch(q):
             return Refusal(
@@ -130,6 +121,14 @@ class GridInference:
             )
         if not grids:
             return self._no_grid(site, q_axis)
+        if any(self.streams.joined(site, parts[g]) for g in grids):
+            return Refusal(
+                site.name,
+                "its block is called with the video and with other tokens",
+                "give each stream of tokens a block of its own, or compile without nested regions",
+            )
+        if not all(self._from_latent(site, parts[g]) for g in grids):
+            return None
         if len(grids) > 1:
             return Refusal(
                 site.name, "the sequence holds the video grid more than once", "report the model"
@@ -172,6 +171,12 @@ class GridInference:
                 f"q has {len(q)} dimensions with{'' if site.mask is not None else 'out'} a mask",
                 "call attention on [batch, heads, tokens, head_dim]",
             )
+        if not _operands_agree(site):
+            return Refusal(
+                site.name,
+                "queries, keys and values differ in more than their number of heads",
+                "expand keys and values to the queries' batch, and give both the queries' head dim",
+            )
         if not fake_value(site.q).dtype.is_floating_point:
             return Refusal(site.name, "q is not a floating point tensor", "nothing to do")
         return None
@@ -180,7 +185,7 @@ class GridInference:
         self, site: AttentionSite, segments: tuple[tuple[str, Size], ...], index: int
     ) -> ContextLengths | Refusal | None:
         assert site.mask is not None
-        fact = prove_mask(self.trace.view, site.mask)
+        fact = prove_mask(self.trace.view, site.mask) if _per_sample(site.mask) else None
         if fact == Everywhere(True):
             return None
         last = len(segments) - 1
@@ -261,6 +266,18 @@ class GridInference:
                 return True
         return False
 
+    def _from_latent(self, site: AttentionSite, part: Axis) -> bool:
+        """Do the site's tokens come from the latent that proves its grid?
+
+        Text of as many tokens has the grid's axis too, once it is added to a table of positions that the video shares.
+        """
+        grid = self._grid(part)
+        if grid is None or grid.evidence in _WITHOUT_LATENT:
+            return True
+        return bool(
+            self.streams.stream(site.q, part) & self.streams.tokens_of_latent(resolve(part))
+        )
+
     def _frames_in_batch(self, q: tuple[Axis, ...]) -> bool:
         """Is a part of q's batch axis an axis of the latent other than its batch?"""
         latents = (*self._inputs, *self._outputs)
@@ -268,43 +285,25 @@ class GridInference:
         batch = {f for axis in q[:-3] or q[:1] for f in resolve(axis, to_grid=True)}
         return any(f in inner for f in batch if isinstance(f, Atom))
 
-    def _same_stream(self, site: AttentionSite, axis: Axis) -> bool:
-        """Are q, k and v projected from one token stream? Compares the values before their projections."""
-        sources = [self._stream(n, axis) for n in (site.q, site.k, site.v)]
-        return bool(sources[0] & sources[1] & sources[2])
 
-    def _stream(self, start: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
-        """Walks back over values that hold `axis` to the inputs of the first projections."""
-        found: set[torch.fx.Node] = set()
-        seen = {start}
-        stack = [start]
-        while stack:
-            node = stack.pop()
-            picked = self.trace.view.picks(node)
-            sources = [picked] if picked is not None else self.trace.view.producers(node)
-            carriers = [s for s in sources if self._holds(s, axis)]
-            if canonical_name(node) in _MIXING:
-                found.update(_canonical(c) for c in carriers)
-                continue
-            if not carriers:
-                found.add(node)
-            for carrier in carriers:
-                if carrier not in seen:
-                    seen.add(carrier)
-                    stack.append(carrier)
-        return found
+def _per_sample(mask: torch.fx.Node) -> bool:
+    """Is the first axis of a mask that of the samples? Fewer than four axes are those of heads, queries and keys."""
+    shape = fake_value(mask).shape
+    return len(shape) == 4 or all(same_size(size_of(s), 1) for s in shape[:-1])
 
-    def _holds(self, node: torch.fx.Node, axis: Axis) -> bool:
-        traced = self.trace.values.get(node)
-        options = traced if isinstance(traced, list) else [traced]
-        wanted = resolve(axis)
-        return any(
-            any(same_axis(part, wanted) for part in segments_of(dim))
-            or _contains(resolve(dim), wanted)
-            for dims in options
-            if isinstance(dims, tuple)
-            for dim in dims
-        )
+
+def _operands_agree(site: AttentionSite) -> bool:
+    """Attention broadcasts any axis of k and v; the operator takes a number of key heads that divides the queries'."""
+    q, k, v = (list(map(size_of, fake_value(n).shape)) for n in (site.q, site.k, site.v))
+    if site.key_transposed:
+        k[-2:] = k[:-3:-1]
+    if not len(q) == len(k) == len(v) or not all(map(same_size, k, v)):
+        return False
+    if not all(map(same_size, q[-2:], k[-2:])) or not same_size(q[0], k[0]):
+        return False
+    if len(q) == 3 or same_size(q[1], k[1]):
+        return True
+    return isinstance(q[1], int) and isinstance(k[1], int) and k[1] > 0 and q[1] % k[1] == 0
 
 
 def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
@@ -312,35 +311,6 @@ def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
     factors = resolve(part, to_grid=True)
     atoms = tuple(f for f in factors if isinstance(f, Atom))
     return atoms if len(atoms) == len(factors) and len(factors) in (2, 3) else None
-
-
-def _contains(axis: Axis, wanted: Axis) -> bool:
-    n = len(wanted)
-    return n > 0 and any(axis[i : i + n] == wanted for i in range(len(axis) - n + 1))
-
-
-def _canonical(node: torch.fx.Node) -> torch.fx.Node:
-    """The value before casts and copies, which several projections may each make of their own."""
-    while canonical_name(node) in (
-        "to",
-        "float",
-        "type_as",
-        "contiguous",
-        "clone",
-        "dropout",
-        "half",
-        "double",
-        "bfloat16",
-    ):
-        source = node.args[0]
-        if not is_tensor(source):
-            return node
-        node = source  # type: ignore[assignment]
-    return node
-
-
-def _is_parameter(node: torch.fx.Node) -> bool:
-    return "_parameters_" in node.name or "_buffers_" in node.name
 
 
 def _at_least(bound: Size, start: Size) -> bool:

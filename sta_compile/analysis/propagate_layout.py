@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.fx
@@ -111,7 +112,9 @@ class LayoutBuilder:
             self._operands(node)
         elif node in self.view.body:
             if self._place(node) is not None:
-                self._variable(node)
+                variable = self._variable(node)
+                if node in self.trace.opaque:
+                    self.raster.add(variable)
         elif node.op == "placeholder" or node.op == "get_attr":
             if self._place(node) is not None:
                 self.raster.add(self._variable(node))
@@ -126,7 +129,7 @@ class LayoutBuilder:
             self._read(operand, node, variable)
 
     def _outputs(self, node: torch.fx.Node) -> None:
-        """The graph's outputs are raster; a body's outputs become the values of its calls."""
+        """The graph's outputs are raster; a body's outputs become the values of its calls, in one order for all calls."""
         calls = self.view.calls.get(self.view.owner[node], [])
         for operand in node.all_input_nodes:
             if self._place(operand) is None:
@@ -136,19 +139,26 @@ class LayoutBuilder:
                 self.raster.add(pinned)
                 self._read(operand, node, pinned)
             for call in calls:
+                self.ties.append((self._variable(calls[0]), self._variable(call)))
                 self._read(operand, node, self._variable(call))
 
     def _operands(self, node: torch.fx.Node) -> None:
         """A body's input reads its argument at each call site."""
-        if self._place(node) is None:
+        calls = self.view.calls[self.view.owner[node]]
+        operands = [(call, self._operand(call, node)) for call in calls]
+        holding = [(c, o) for c, o in operands if isinstance(o, torch.fx.Node) and self._place(o)]
+        if self._place(node) is None and not holding:
             return
         variable = self._variable(node)
-        for call in self.view.calls[self.view.owner[node]]:
-            inputs = [n for n in self.view.body[call].graph.nodes if n.op == "placeholder"]
-            offset = len(call.args) - len(inputs)
-            operand = call.args[offset + inputs.index(node)]
-            if isinstance(operand, torch.fx.Node):
-                self._read(operand, call, variable)
+        if self._place(node) is None or any(call in self.trace.opaque for call in calls):
+            self.raster.add(variable)  # one call's tokens are in another order than another's
+        for call, operand in holding:
+            self._read(operand, call, variable)
+
+    def _operand(self, call: torch.fx.Node, placeholder: torch.fx.Node) -> Any:
+        """The argument of a call that a placeholder of its body stands for."""
+        inputs = [n for n in self.view.body[call].graph.nodes if n.op == "placeholder"]
+        return call.args[len(call.args) - len(inputs) + inputs.index(placeholder)]
 
     def _operation(self, node: torch.fx.Node) -> None:
         inputs = [n for n in node.all_input_nodes if n not in self.dead]

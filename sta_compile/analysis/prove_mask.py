@@ -14,8 +14,11 @@ import torch.fx
 
 from .axes import Size, size_of
 from .graph_view import GraphView, argument, canonical_name, fake_value, is_tensor
+from .token_values import storage_of, written_storages
 
 _COUNTS = (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
+# Types that hold every length and position of a sequence.
+_EXACT = (torch.int32, torch.int64, torch.float32, torch.float64)
 _SHAPED = (
     "unsqueeze", "expand", "expand_as", "to", "bool", "int", "long", "contiguous", "clone", "getitem",
 )  # fmt: skip
@@ -55,9 +58,21 @@ def prove_mask(view: GraphView, mask: torch.fx.Node) -> MaskFact | None:
     return None if isinstance(fact, Index) else fact
 
 
+def _is_written(view: GraphView, node: torch.fx.Node) -> bool:
+    """Is the memory of a value ever written in place? Then it isn't what the operation that made it says."""
+    written = written_storages(view)
+    return any(storage in written for storage in storage_of(node))
+
+
 def _fact(view: GraphView, node: Any) -> MaskFact | None:
-    node = _outside(view, node)
-    if not is_tensor(node):
+    fact = _stated(view, _outside(view, node))
+    exact = not isinstance(fact, Index) or fake_value(node).dtype in _EXACT
+    return fact if exact else None
+
+
+def _stated(view: GraphView, node: Any) -> MaskFact | None:
+    """What the operation that made a value says of it."""
+    if not is_tensor(node) or _is_written(view, node):
         return None
     name = canonical_name(node)
     first = node.args[0] if node.args else None
@@ -140,6 +155,8 @@ def lower_bound(view: GraphView, node: Any) -> Size | None:
     value = fake_value(node)
     if isinstance(value, (int, torch.SymInt)):
         return size_of(value)
+    if not is_tensor(node) or value.dtype not in _EXACT or _is_written(view, node):
+        return None
     name = canonical_name(node)
     if name in ("sum", "count_nonzero"):
         return 0 if fake_value(node.args[0]).dtype in _COUNTS else None

@@ -40,6 +40,8 @@ class DimTrace:
     misaligned: axes that a node combines position by position, though what is known of them can't be aligned.
     invented: atoms of a node's outputs that none of its inputs has. A later operation may show that such an axis has the
         positions of another one, but what the node moved where is not known.
+    joined: for the call of a body that is called more than once, axes of its arguments that were not the same axis as
+        at the first call before the body made them one: text that goes through the block of the video, for example.
     """
 
     def __init__(self, view: GraphView) -> None:
@@ -48,6 +50,7 @@ class DimTrace:
         self.opaque: set[torch.fx.Node] = set()
         self.invented: dict[torch.fx.Node, set[Atom]] = {}
         self.misaligned: dict[torch.fx.Node, list[Axis]] = {}
+        self.joined: dict[torch.fx.Node, list[Axis]] = {}
         self._rows: dict[tuple[Axis, torch.fx.Node], Axis] = {}
 
     def dims(self, node: Any) -> Dims | None:
@@ -154,7 +157,12 @@ def _of_call(trace: DimTrace, node: torch.fx.Node) -> Traced:
             a, b = trace.values.get(inner), trace.values.get(outer)
             if isinstance(a, tuple) and isinstance(b, tuple):
                 for left, right in zip(a, b, strict=True):
+                    if resolve(left) != resolve(right):
+                        trace.joined.setdefault(node, []).extend((left, right))
                     trace.relate(node, left, right)
+    if node in trace.misaligned:  # what the body says of its outputs is not so for this call
+        trace.opaque.add(node)
+        return fresh_dims(fake_value(node)) or ()
     outputs = trace.view.body_outputs(node)
     if isinstance(outputs, torch.fx.Node):
         return trace.values.get(outputs, ())

@@ -22,6 +22,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from typing import Any
 
 _RASTER, _TILE = 0, 1  # nodes of the flow network: source and sink
 
@@ -217,7 +218,7 @@ class _Network:
         from networkx import DiGraph  # here, since its import is slow and most graphs need no cut
         from networkx.algorithms.flow import boykov_kolmogorov
 
-        graph: DiGraph[int] = DiGraph()
+        graph: Any = DiGraph()  # networkx is typed in some versions and environments only
         graph.add_nodes_from((_RASTER, _TILE))
         for tail, head in component:
             capacity = self.edges[tail, head]

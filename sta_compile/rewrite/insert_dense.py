@@ -19,7 +19,7 @@ from torch.fx.proxy import GraphAppendingTracer
 
 from .._torch import statically_known_true
 from ..analysis.find_timestep import TimestepFact
-from ..analysis.graph_view import canonical_name, fake_value, is_tensor
+from ..analysis.graph_view import canonical_name, fake_value, is_inplace, is_tensor
 from ..errors import StaError
 from ..ir.noise_level import Convention, UnknownConvention, comparisons, has_dense_steps
 from .fake_values import VALUE, fake_mode_of, run
@@ -110,6 +110,8 @@ class _Emitter:
             if not isinstance(result, torch.fx.Proxy):
                 raise TypeError(f"it returned {type(result).__name__}, not a tensor")
             for node in [node for node in self.graph.nodes if node not in known]:
+                if is_inplace(node):
+                    raise TypeError(f"{canonical_name(node)} writes to the model's timestep")
                 if canonical_name(node) in _READS_ON_HOST:
                     raise TypeError(f"{canonical_name(node)}() reads a value on the host")
                 self._settle(node)

@@ -26,12 +26,11 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import rebind_unbacked
 from torch.fx.node import map_aggregate, map_arg
 
-from .fake_values import VALUE, body_of, fake_mode_of, run, value_of
+from .._torch import body_of_call, is_higher_order
+from .fake_values import VALUE, fake_mode_of, run, value_of
 from .global_state import GlobalState
 from .signature import Aspect, Signature, differs, signature
 
-# Operators that run a body on their last arguments and return what it returns.
-_REGIONS = ("tag_activation_checkpoint", "invoke_subgraph", "wrap", "wrap_activation_checkpoint")
 # What a view becomes when strides no longer allow it.
 COPYING_FORM = {"view": "reshape", "view_as": "reshape_as"}
 # Operators for which equal results of fake propagation don't mean equal results.
@@ -240,10 +239,11 @@ class _Propagation:
 
 
 def _region_body(node: Node) -> GraphModule | None:
-    if getattr(node.target, "__name__", None) not in _REGIONS:
+    module = node.graph.owning_module
+    if module is None or not is_higher_order(node):
         return None
-    bodies = [body for arg in node.all_input_nodes if (body := body_of(arg)) is not None]
-    return bodies[0] if len(bodies) == 1 else None
+    call = body_of_call(module, node)
+    return None if call is None else call[0]
 
 
 def _graph_modules(module: GraphModule) -> Iterator[GraphModule]:

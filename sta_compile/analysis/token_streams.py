@@ -1,0 +1,154 @@
+"""Which tokens does an attention read? Walks from its q, k and v back to what they are made of.
+
+Two axes may be one by their positions and yet not hold the same tokens: keys of another video of the same grid, or text of
+as many tokens as the video that shares its table of positions.
+"""
+
+from __future__ import annotations
+
+import torch.fx
+
+from .axes import Axis, atoms_of, resolve, segments_of
+from .find_attention import AttentionSite
+from .graph_view import argument, canonical_name, is_parameter, is_tensor
+from .trace_dims import DimTrace
+
+_MIXING = (
+    "linear",
+    "matmul",
+    "bmm",
+    "mm",
+    "addmm",
+    "baddbmm",
+    "einsum",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+)
+_SUMS = ("sum", "mean", "amax", "amin", "logsumexp")
+
+
+class TokenStreams:
+    """Answers for the attention sites of one graph."""
+
+    def __init__(self, trace: DimTrace) -> None:
+        self.trace = trace
+        self._of_latent: dict[Axis, set[torch.fx.Node]] = {}
+
+    def same_stream(self, site: AttentionSite, axis: Axis) -> bool:
+        """Are q, k and v projected from one token stream? Compares the values before their projections."""
+        sources = [self.stream(n, axis) for n in (site.q, site.k, site.v)]
+        return bool(sources[0] & sources[1] & sources[2])
+
+    def stream(self, start: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
+        """Walks back over values that hold `axis` to the inputs of the first projections."""
+        found: set[torch.fx.Node] = set()
+        seen = {start}
+        stack = [start]
+        while stack:
+            node = stack.pop()
+            picked = self.trace.view.picks(node)
+            sources = [picked] if picked is not None else self.trace.view.producers(node)
+            carriers = [s for s in sources if self.holds(s, axis)]
+            if self._reorders(node, axis):
+                found.add(node)
+                continue
+            if canonical_name(node) in _MIXING:
+                found.update(_canonical(c) for c in carriers)
+                continue
+            if not carriers:
+                found.add(node)
+            for carrier in carriers:
+                if carrier not in seen:
+                    seen.add(carrier)
+                    stack.append(carrier)
+        return found
+
+    def _reorders(self, node: torch.fx.Node, axis: Axis) -> bool:
+        """Did an operation make an axis of its own, whose order is that of its input only as far as sizes tell?"""
+        made = self.trace.invented.get(node, set())
+        own = {a for atom in made for a in atoms_of(resolve((atom,)))}
+        return node in self.trace.opaque or not own.isdisjoint(atoms_of(axis))
+
+    def holds(self, node: torch.fx.Node, axis: Axis) -> bool:
+        traced = self.trace.values.get(node)
+        options = traced if isinstance(traced, list) else [traced]
+        wanted = resolve(axis)
+        return any(
+            any(resolve(part) == wanted for part in segments_of(dim))
+            or _contains(resolve(dim), wanted)
+            for dims in options
+            if isinstance(dims, tuple)
+            for dim in dims
+        )
+
+    def joined(self, site: AttentionSite, part: Axis) -> bool:
+        """Does a call of a body around the site bring tokens that only the body makes the grid's?"""
+        view, atoms = self.trace.view, set(atoms_of(resolve(part)))
+        owners, stack = {view.owner[site.node]}, [view.owner[site.node]]
+        while stack:
+            for call in view.calls.get(stack.pop(), ()):
+                if any(atoms & set(atoms_of(resolve(a))) for a in self.trace.joined.get(call, ())):
+                    return True
+                if view.owner[call] not in owners:
+                    owners.add(view.owner[call])
+                    stack.append(view.owner[call])
+        return False
+
+    def tokens_of_latent(self, part: Axis) -> set[torch.fx.Node]:
+        """Values that a latent cut into the grid's tokens becomes, token by token, whoever attends to them."""
+        if part not in self._of_latent:
+            view, grid = self.trace.view, set(atoms_of(part))
+            from_input = {n for n in view.nodes if view.is_root_input(n) and not is_parameter(n)}
+            found: set[torch.fx.Node] = set()
+            for node in view.nodes:
+                picked = view.picks(node)
+                sources = [picked] if picked is not None else view.producers(node)
+                if not from_input.isdisjoint(sources):
+                    from_input.add(node)
+                if not found.isdisjoint(_passed_on(node, sources)) or (
+                    self.holds(node, part)
+                    and any(
+                        s in from_input and not self.holds(s, part) and grid & self.trace.atoms(s)
+                        for s in sources
+                    )
+                ):
+                    found.add(node)
+            self._of_latent[part] = found
+        return self._of_latent[part]
+
+
+def _passed_on(node: torch.fx.Node, sources: list[torch.fx.Node]) -> list[torch.fx.Node]:
+    """The operands whose tokens are those of a node: queries, the left side of products, no sums over tokens."""
+    name = canonical_name(node)
+    if name in _SUMS:
+        return []
+    if name == "scaled_dot_product_attention":
+        return [argument(node, 0, "query")]
+    first = {"matmul": 0, "bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1, "einsum": 1}.get(name)
+    return sources if first is None or len(node.args) <= first else [node.args[first]]  # type: ignore[list-item]
+
+
+def _contains(axis: Axis, wanted: Axis) -> bool:
+    n = len(wanted)
+    return n > 0 and any(axis[i : i + n] == wanted for i in range(len(axis) - n + 1))
+
+
+def _canonical(node: torch.fx.Node) -> torch.fx.Node:
+    """The value before casts and copies, which several projections may each make of their own."""
+    while canonical_name(node) in (
+        "to",
+        "float",
+        "type_as",
+        "contiguous",
+        "clone",
+        "dropout",
+        "half",
+        "double",
+        "bfloat16",
+    ):
+        source = node.args[0]
+        if not is_tensor(source):
+            return node
+        node = source  # type: ignore[assignment]
+    return node
