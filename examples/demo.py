@@ -82,11 +82,14 @@ def main(arguments: list[str] | None = None) -> None:
         console.print(
             "Here plain PyTorch stands in for the kernels: the times say nothing of a GPU."
         )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # of a CPU: on a busy one, threads wait for each other
     grids: list[sta_compile.Report] = []
     for case in ON_GPU if on_gpu else ON_CPU:
         if args.layers and "num_single_layers" not in case.config:
             case.config["num_layers"] = args.layers
         grids.append(show(case, "cuda" if on_gpu else "cpu"))
+    torch.set_num_threads(threads)
     site = grids[0].replaced[0]
     if site.grid is not None and site.tiles is not None and site.window is not None:
         picture = draw_window(Tiling(site.grid, site.tiles), Window(site.window))
