@@ -388,3 +388,25 @@ def test_axes_that_are_marked_dynamic_stay_dynamic(marked):
 
 class AnyGrid(TinyVideo):
     """Reads the grid from its input."""
+
+
+class HiddenStates(TinyVideo):
+    """Returns the tokens after every block, with the strides of a transposed patch embed."""
+
+    def forward(self, latent: Tensor) -> list[Tensor]:
+        x = self.patchify(latent).flatten(2).transpose(1, 2)
+        states = []
+        for block in self.blocks:
+            x = block(x)
+            states += [x, x.mT]
+        return [self.out(x).unflatten(1, GRID), *states]
+
+
+@torch.no_grad()
+def test_hidden_states_keep_their_strides():
+    model, x = HiddenStates(layers=3), latent()
+    variants = compile_variants(model, {"latent": x}, OPTIONS)
+    assert names(variants["full"]) == model.sites
+    for found, expected in zip(variants["full"].run(latent=x), model(x), strict=True):
+        assert found.stride() == expected.stride()
+        assert relative_error(found, expected) < 1e-5
