@@ -367,6 +367,16 @@ def reporting(settings, reports):
     return backend
 
 
+@torch.no_grad()
+def test_no_step_is_above_level_one():
+    """Not even where the convention is unknown: dense_above(scheduler, steps=0) asks for no dense step."""
+    inputs = {"latent": latent(), "timestep": torch.full((2,), 0.3)}
+    model = Timestep()
+    variant = compile_variants(model, inputs, {"sta": {**SPARSE, "dense_above": 1.0}})["sta"]
+    assert not variant.report.noise.needed
+    assert relative_error(variant.run(**inputs), model(**inputs)) > 1e-3
+
+
 class TwoTimesteps(Timestep):
     def forward(self, latent: Tensor, timestep: Tensor, other_timestep: Tensor) -> Tensor:
         return super().forward(latent, timestep) * other_timestep[:, None, None, None, None]
