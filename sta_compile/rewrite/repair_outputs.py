@@ -49,7 +49,7 @@ def repair_outputs(
             copies[value] = copy
         return copies[value]
 
-    output.args = map_aggregate(output.args, repaired)  # type: ignore[assignment]
+    output.args = map_aggregate(output.args, repaired)
     return [v for v in violations if v.kind != "strides" or v.node in failed]
 
 
