@@ -28,6 +28,7 @@ from .errors import StaError, StrictError
 from .grid_plan import plan_grids
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
+from .rewrite.repair_outputs import repair_outputs
 from .rewrite.repair_views import repair_views
 from .rewrite.verify import record, verify
 from .settings import Settings
@@ -115,6 +116,7 @@ def _rewrite(
         apply_plan(view, trace, planned, noise, settings)
     with report.stage("verify"):
         violations = repair_views(verify(gm, before), before)
+        violations = repair_outputs(gm, violations, before)
         if violations:
             raise RuntimeError("; ".join(v.message for v in violations[:3]))
         _recompile(gm)

@@ -98,5 +98,5 @@ def comparisons(
 
 
 def has_dense_steps(dense_above: float | None, dense_below: float) -> bool:
-    """Do these options ask for dense steps at all?"""
-    return dense_above is not None or dense_below > 0.0
+    """Do these options ask for dense steps at all? No noise level is above 1."""
+    return (dense_above is not None and dense_above < 1.0) or dense_below > 0.0

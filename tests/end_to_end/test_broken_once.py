@@ -367,6 +367,16 @@ def reporting(settings, reports):
     return backend
 
 
+@torch.no_grad()
+def test_no_step_is_above_level_one():
+    """Not even where the convention is unknown: dense_above(scheduler, steps=0) asks for no dense step."""
+    inputs = {"latent": latent(), "timestep": torch.full((2,), 0.3)}
+    model = Timestep()
+    variant = compile_variants(model, inputs, {"sta": {**SPARSE, "dense_above": 1.0}})["sta"]
+    assert not variant.report.noise.needed
+    assert relative_error(variant.run(**inputs), model(**inputs)) > 1e-3
+
+
 class TwoTimesteps(Timestep):
     def forward(self, latent: Tensor, timestep: Tensor, other_timestep: Tensor) -> Tensor:
         return super().forward(latent, timestep) * other_timestep[:, None, None, None, None]
@@ -388,3 +398,25 @@ def test_axes_that_are_marked_dynamic_stay_dynamic(marked):
 
 class AnyGrid(TinyVideo):
     """Reads the grid from its input."""
+
+
+class HiddenStates(TinyVideo):
+    """Returns the tokens after every block, with the strides of a transposed patch embed."""
+
+    def forward(self, latent: Tensor) -> list[Tensor]:
+        x = self.patchify(latent).flatten(2).transpose(1, 2)
+        states = []
+        for block in self.blocks:
+            x = block(x)
+            states += [x, x.mT]
+        return [self.out(x).unflatten(1, GRID), *states]
+
+
+@torch.no_grad()
+def test_hidden_states_keep_their_strides():
+    model, x = HiddenStates(layers=3), latent()
+    variants = compile_variants(model, {"latent": x}, OPTIONS)
+    assert names(variants["full"]) == model.sites
+    for found, expected in zip(variants["full"].run(latent=x), model(x), strict=True):
+        assert found.stride() == expected.stride()
+        assert relative_error(found, expected) < 1e-5
