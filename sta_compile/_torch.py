@@ -57,7 +57,10 @@ def specialise(size: Any, shape_env: Any) -> int:
 
 
 def must_stay_dynamic(size: Any, shape_env: Any) -> bool:
-    """Is a size made of one that the user marked dynamic? A guard on its value would raise at the end of the trace."""
+    """Is a size made of one that the user marked dynamic? A guard on its value would raise at the end of the trace.
+
+    What Dynamo made dynamic by itself has a constraint that only warns.
+    """
     if isinstance(size, int):
         return False
     marked = set()
@@ -66,7 +69,8 @@ def must_stay_dynamic(size: Any, shape_env: Any) -> bool:
         for dimension, constraint in zip(
             getattr(tracked.fake, "shape", ()), constraints, strict=False
         ):
-            if constraint is not None and isinstance(dimension, torch.SymInt):
+            strict = constraint is not None and not constraint.warn_only
+            if strict and isinstance(dimension, torch.SymInt):
                 marked |= dimension.node.expr.free_symbols
     return bool(size.free_symbols & marked)
 
