@@ -5,49 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
 
-from sta_compile.pipeline import rewrite
-from sta_compile.settings import Settings
-from tests.end_to_end.compiled import DEFAULTS, compile_variants, relative_error
+from tests.end_to_end.compiled import relative_error
+from tests.end_to_end.middle import GRID, H, Middle, N, T, W, latent, names, variants_of
 from tests.end_to_end.oracle import Oracle, window_mask
-from tests.end_to_end.tiny import CHANNELS, SPARSE, Block, TinyVideo, sdpa
+from tests.end_to_end.tiny import sdpa
 from tests.end_to_end.tiny import valid as first_ones
-
-GRID = T, H, W = (3, 6, 8)
-N = T * H * W
-OPTIONS = {"sta": SPARSE, "full": {**SPARSE, "window": "full"}}
-
-
-class Middle(TinyVideo):
-    """`middle(model, x, ...)` stands between patchify and unpatchify; `text_block` is for other tokens."""
-
-    def __init__(self, middle=None, **options) -> None:
-        super().__init__(**{"layers": 2, **options})
-        self.middle = middle or (lambda model, x: model.blocks[1](model.blocks[0](x)))
-        self.text_block = Block(16, heads=2, head_dim=8, kv_heads=2, attend=sdpa)
-        self.places = nn.Parameter(torch.randn(1, N, 16))
-
-    def forward(self, latent: Tensor, **inputs: Tensor) -> Tensor:
-        x = self.patchify(latent).flatten(2).transpose(1, 2).contiguous()
-        x = self.out(self.middle(self, x, **inputs))
-        return x.unflatten(1, GRID).permute(0, 4, 1, 2, 3)
-
-
-def latent() -> Tensor:
-    return torch.randn(2, CHANNELS, *GRID)
-
-
-def variants_of(model, **inputs):
-    """Compiled models; with exact attention they give eager's numbers."""
-    variants = compile_variants(model, inputs, OPTIONS)
-    assert relative_error(variants["full"].run(**inputs), model(**inputs)) < 1e-5
-    return variants["sta"]
-
-
-def names(variant) -> list[str]:
-    return [site.name for site in variant.report.replaced]
-
 
 # ---- attention in steps: what is written between them, and what broadcasts ----
 
@@ -319,104 +282,3 @@ def keys_rolled(q, k, v, mask):
 @torch.no_grad()
 def test_keys_moved_after_their_projection():
     assert not names(variants_of(Middle(attend=keys_rolled), latent=latent()))
-
-
-# ---- options and shapes ----
-
-
-@torch.no_grad()
-def test_a_noise_function_that_writes_to_the_timestep_is_refused():
-    model = Timestep()
-    inputs = {"latent": latent(), "timestep": torch.tensor([999.0, 999.0])}
-    options = {**SPARSE, "dense_above": 0.95, "noise": lambda t: t.div_(1000)}
-    with pytest.raises(Exception, match=r"StaError[^$]*writes to the model's timestep"):
-        compile_variants(model, inputs, {"sta": options})
-
-
-class Timestep(Middle):
-    """As Middle, with a timestep [batch] that is embedded and multiplies the tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 16))
-
-    def forward(self, latent: Tensor, timestep: Tensor) -> Tensor:
-        angle = timestep[:, None] * torch.exp(-torch.arange(8) / 8)
-        level = self.embed(torch.cat([angle.cos(), angle.sin()], -1))[:, None]
-        self.middle = lambda model, x: model.blocks[1](model.blocks[0](x * (1 + level)))
-        return super().forward(latent)
-
-
-@torch.no_grad()
-def test_another_timestep_has_a_convention_of_its_own():
-    model, reports = TwoTimesteps(), []
-    inputs = {"latent": latent(), "timestep": torch.full((2,), 999.0)}
-    for name, convention in (("timestep", "0..1000"), ("other_timestep", None)):
-        options = {**DEFAULTS, **SPARSE, "dense_above": 0.95, "timestep": name}
-        backend = reporting(Settings.resolve(options)[0], reports)
-        torch.compile(model, backend=backend)(**inputs, other_timestep=torch.full((2,), 0.99))
-        assert reports[-1].noise.convention == convention
-    assert len(reports) == 2
-
-
-def reporting(settings, reports):
-    def backend(gm, example_inputs):
-        reports.append(rewrite(gm, example_inputs, settings)[1])
-        return gm.forward
-
-    return backend
-
-
-@torch.no_grad()
-def test_no_step_is_above_level_one():
-    """Not even where the convention is unknown: dense_above(scheduler, steps=0) asks for no dense step."""
-    inputs = {"latent": latent(), "timestep": torch.full((2,), 0.3)}
-    model = Timestep()
-    variant = compile_variants(model, inputs, {"sta": {**SPARSE, "dense_above": 1.0}})["sta"]
-    assert not variant.report.noise.needed
-    assert relative_error(variant.run(**inputs), model(**inputs)) > 1e-3
-
-
-class TwoTimesteps(Timestep):
-    def forward(self, latent: Tensor, timestep: Tensor, other_timestep: Tensor) -> Tensor:
-        return super().forward(latent, timestep) * other_timestep[:, None, None, None, None]
-
-
-@pytest.mark.parametrize("marked", [(4,), (3, 4), (0, 2, 3, 4)])
-@torch.no_grad()
-def test_axes_that_are_marked_dynamic_stay_dynamic(marked):
-    model, x = AnyGrid(), latent()
-    for dim in marked:
-        torch._dynamo.mark_dynamic(x, dim)
-    variant = compile_variants(model, {"latent": x}, OPTIONS)["full"]
-    assert names(variant) == model.sites
-    sizes = [2, CHANNELS, *GRID]
-    other = torch.randn([size + (dim in marked) for dim, size in enumerate(sizes)])
-    for given in (x, other):
-        assert relative_error(variant.run(latent=given), model(given)) < 1e-5
-
-
-class AnyGrid(TinyVideo):
-    """Reads the grid from its input."""
-
-
-class HiddenStates(TinyVideo):
-    """Returns the tokens after every block, with the strides of a transposed patch embed."""
-
-    def forward(self, latent: Tensor) -> list[Tensor]:
-        x = self.patchify(latent).flatten(2).transpose(1, 2)
-        states = []
-        for block in self.blocks:
-            x = block(x)
-            states += [x, x.mT]
-        return [self.out(x).unflatten(1, GRID), *states]
-
-
-@torch.no_grad()
-def test_hidden_states_keep_their_strides():
-    model, x = HiddenStates(layers=3), latent()
-    variants = compile_variants(model, {"latent": x}, OPTIONS)
-    assert names(variants["full"]) == model.sites
-    for found, expected in zip(variants["full"].run(latent=x), model(x), strict=True):
-        assert found.stride() == expected.stride()
-        assert relative_error(found, expected) < 1e-5

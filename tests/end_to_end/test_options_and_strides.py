@@ -1,0 +1,111 @@
+"""Faults of options, dynamic axes and outputs: each was silent, a crash, or cost the whole model its speed-up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sta_compile.pipeline import rewrite
+from sta_compile.settings import Settings
+from tests.end_to_end.compiled import DEFAULTS, compile_variants, relative_error
+from tests.end_to_end.middle import GRID, OPTIONS, Middle, latent, names
+from tests.end_to_end.tiny import CHANNELS, SPARSE, TinyVideo
+
+
+@torch.no_grad()
+def test_a_noise_function_that_writes_to_the_timestep_is_refused():
+    model = Timestep()
+    inputs = {"latent": latent(), "timestep": torch.tensor([999.0, 999.0])}
+    options = {**SPARSE, "dense_above": 0.95, "noise": lambda t: t.div_(1000)}
+    with pytest.raises(Exception, match=r"StaError[^$]*writes to the model's timestep"):
+        compile_variants(model, inputs, {"sta": options})
+
+
+class Timestep(Middle):
+    """As Middle, with a timestep [batch] that is embedded and multiplies the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 16))
+
+    def forward(self, latent: Tensor, timestep: Tensor) -> Tensor:
+        angle = timestep[:, None] * torch.exp(-torch.arange(8) / 8)
+        level = self.embed(torch.cat([angle.cos(), angle.sin()], -1))[:, None]
+        self.middle = lambda model, x: model.blocks[1](model.blocks[0](x * (1 + level)))
+        return super().forward(latent)
+
+
+@torch.no_grad()
+def test_another_timestep_has_a_convention_of_its_own():
+    model, reports = TwoTimesteps(), []
+    inputs = {"latent": latent(), "timestep": torch.full((2,), 999.0)}
+    for name, convention in (("timestep", "0..1000"), ("other_timestep", None)):
+        options = {**DEFAULTS, **SPARSE, "dense_above": 0.95, "timestep": name}
+        backend = reporting(Settings.resolve(options)[0], reports)
+        torch.compile(model, backend=backend)(**inputs, other_timestep=torch.full((2,), 0.99))
+        assert reports[-1].noise.convention == convention
+    assert len(reports) == 2
+
+
+def reporting(settings, reports):
+    def backend(gm, example_inputs):
+        reports.append(rewrite(gm, example_inputs, settings)[1])
+        return gm.forward
+
+    return backend
+
+
+@torch.no_grad()
+def test_no_step_is_above_level_one():
+    """Not even where the convention is unknown: dense_above(scheduler, steps=0) asks for no dense step."""
+    inputs = {"latent": latent(), "timestep": torch.full((2,), 0.3)}
+    model = Timestep()
+    variant = compile_variants(model, inputs, {"sta": {**SPARSE, "dense_above": 1.0}})["sta"]
+    assert not variant.report.noise.needed
+    assert relative_error(variant.run(**inputs), model(**inputs)) > 1e-3
+
+
+class TwoTimesteps(Timestep):
+    def forward(self, latent: Tensor, timestep: Tensor, other_timestep: Tensor) -> Tensor:
+        return super().forward(latent, timestep) * other_timestep[:, None, None, None, None]
+
+
+@pytest.mark.parametrize("marked", [(4,), (3, 4), (0, 2, 3, 4)])
+@torch.no_grad()
+def test_axes_that_are_marked_dynamic_stay_dynamic(marked):
+    model, x = AnyGrid(), latent()
+    for dim in marked:
+        torch._dynamo.mark_dynamic(x, dim)
+    variant = compile_variants(model, {"latent": x}, OPTIONS)["full"]
+    assert names(variant) == model.sites
+    sizes = [2, CHANNELS, *GRID]
+    other = torch.randn([size + (dim in marked) for dim, size in enumerate(sizes)])
+    for given in (x, other):
+        assert relative_error(variant.run(latent=given), model(given)) < 1e-5
+
+
+class AnyGrid(TinyVideo):
+    """Reads the grid from its input."""
+
+
+class HiddenStates(TinyVideo):
+    """Returns the tokens after every block, with the strides of a transposed patch embed."""
+
+    def forward(self, latent: Tensor) -> list[Tensor]:
+        x = self.patchify(latent).flatten(2).transpose(1, 2)
+        states = []
+        for block in self.blocks:
+            x = block(x)
+            states += [x, x.mT]
+        return [self.out(x).unflatten(1, GRID), *states]
+
+
+@torch.no_grad()
+def test_hidden_states_keep_their_strides():
+    model, x = HiddenStates(layers=3), latent()
+    variants = compile_variants(model, {"latent": x}, OPTIONS)
+    assert names(variants["full"]) == model.sites
+    for found, expected in zip(variants["full"].run(latent=x), model(x), strict=True):
+        assert found.stride() == expected.stride()
+        assert relative_error(found, expected) < 1e-5
