@@ -1,4 +1,4 @@
-"""Faults that an adversary found: each gave wrong numbers, a crash or a window to tokens that are no video."""
+"""Faults that were found by looking for them: each gave wrong numbers, a crash or a window to tokens that are no video."""
 
 from __future__ import annotations
 
