@@ -49,6 +49,11 @@ def body_of_call(
     return (body, tuple(node.args[first:])) if isinstance(body, torch.fx.GraphModule) else None
 
 
+def graph_modules(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
+    """A graph module and those of its bodies."""
+    return [module for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
+
+
 def specialise(size: Any, shape_env: Any) -> int:
     """The value of a symbolic size, with a guard: another value compiles again. Raises if it depends on data."""
     if isinstance(size, int):

@@ -148,12 +148,8 @@ def _name(gm: torch.fx.GraphModule, root: torch.nn.Module | None) -> str:
     return type(root).__name__ if root is not None else type(gm).__name__
 
 
-def _bodies(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
-    return [m for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]
-
-
 def _recompile(gm: torch.fx.GraphModule) -> None:
-    for module in _bodies(gm):
+    for module in _torch.graph_modules(gm):
         module.recompile()
 
 
@@ -161,7 +157,7 @@ class _Saved:
     """The graphs of a module and its bodies, to be put back if a stage fails."""
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
-        self.graphs = [(module, copy.deepcopy(module.graph)) for module in _bodies(gm)]
+        self.graphs = [(module, copy.deepcopy(module.graph)) for module in _torch.graph_modules(gm)]
 
     def restore(self) -> None:
         for module, graph in self.graphs:

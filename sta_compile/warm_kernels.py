@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from ._torch import size_hint
+from ._torch import graph_modules, size_hint
 from .analysis.graph_view import fake_value
 from .ir.attention_spec import AttentionSpec
 
@@ -18,9 +18,7 @@ def warm_kernels(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     """Texts of the kernels that the graph's attentions will launch; none on a CPU."""
     kernels: dict[str, None] = {}
     seen: set[Any] = set()
-    for module in gm.modules():
-        if not isinstance(module, torch.fx.GraphModule):
-            continue
+    for module in graph_modules(gm):
         for node in module.graph.nodes:
             if node.target is torch.ops.sta.attention.default:
                 request = _request(node)

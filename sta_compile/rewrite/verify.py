@@ -17,7 +17,7 @@ their meta, so after `verify` every node's `example_value` is right for the edit
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import rebind_unbacked
 from torch.fx.node import map_aggregate, map_arg
 
-from .._torch import body_of_call, is_higher_order
+from .._torch import body_of_call, graph_modules, is_higher_order
 from .fake_values import VALUE, fake_mode_of, run, value_of
 from .global_state import GlobalState
 from .signature import Aspect, Signature, differs, signature
@@ -73,7 +73,7 @@ class Recorded:
 def record(module: GraphModule) -> Recorded:
     """Note all nodes of `module`, bodies of regions included."""
     entries = {}
-    for body in _graph_modules(module):
+    for body in graph_modules(module):
         for node in body.graph.nodes:
             value = node.meta.get(VALUE)
             entries[node] = _Entry(node.target, node.args, node.kwargs, value, signature(value))
@@ -83,7 +83,7 @@ def record(module: GraphModule) -> Recorded:
 def verify(module: GraphModule, before: Recorded) -> list[Violation]:
     """What is wrong with the edited graph: empty if nothing is. Never raises for a wrong edit."""
     violations = []
-    for body in _graph_modules(module):
+    for body in graph_modules(module):
         try:
             body.graph.lint()
         except Exception as error:  # lint raises what it likes
@@ -244,10 +244,6 @@ def _region_body(node: Node) -> GraphModule | None:
         return None
     call = body_of_call(module, node)
     return None if call is None else call[0]
-
-
-def _graph_modules(module: GraphModule) -> Iterator[GraphModule]:
-    return (m for m in module.modules() if isinstance(m, GraphModule))
 
 
 def _described(args: Any, of: Callable[[Node], Signature]) -> Any:

@@ -38,12 +38,8 @@ def at(inputs, *timesteps):
 @pytest.mark.parametrize("mode", [None, "reduce-overhead"])
 def test_dense_and_sparse_samples_of_one_batch(case, mode):
     case, model, inputs, tolerance = case
-    compiled = torch.compile(model, backend=sta, fullgraph=True, mode=mode, options=None)
-    if mode is None:
-        compiled = torch.compile(model, backend=sta, fullgraph=True, options=OPTIONS)
-    else:
-        patches = torch._inductor.list_mode_options(mode)
-        compiled = torch.compile(model, backend=sta, fullgraph=True, options={**OPTIONS, **patches})
+    patches = torch._inductor.list_mode_options(mode) if mode else {}
+    compiled = torch.compile(model, backend=sta, fullgraph=True, options={**OPTIONS, **patches})
     mask = window_mask((5, 9, 11), (3, 3, 3), (1, 1, 1)).cuda()
     dense = model(**at(inputs, 500, 500))[0]
     with Oracle(model, list(case.sites), mask):
