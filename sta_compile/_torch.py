@@ -151,6 +151,28 @@ def root_module() -> torch.nn.Module | None:
     return getattr(found, "_orig_mod", found)
 
 
+def names_of_positional_arguments() -> dict[str, str]:
+    """What the forward being compiled calls the arguments that a decorator takes as *args: {"args_1": "timestep"}.
+
+    diffusers decorates most of its forwards, so Dynamo knows what was passed by position by its number only.
+    """
+    import inspect
+    import sys
+
+    frame = sys._getframe(1)
+    call = torch.nn.Module._call_impl.__code__
+    while frame is not None and frame.f_code is not call:
+        frame = frame.f_back  # type: ignore[assignment]
+    module = None if frame is None else frame.f_locals.get("self")
+    forward = getattr(type(module), "forward", None)
+    inner = inspect.unwrap(forward) if forward is not None else None
+    if inner is forward or not hasattr(forward, "__code__"):
+        return {}
+    own = forward.__code__.co_argcount  # of the decorator: `self`, as a rule
+    parameters = list(inspect.signature(inner).parameters)  # type: ignore[arg-type]
+    return {f"args_{i}": name for i, name in enumerate(parameters[own:])}
+
+
 def save_artifact(name: str, payload: Callable[[], str]) -> None:
     """Writes JSON text beside the graphs of a TORCH_TRACE log; does nothing when tracing is off."""
     from torch._logging._internal import trace_structured

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import _torch
 from .analysis.find_timestep import NoTimestep, TimestepFact, find_timestep
 from .analysis.first_call import ConventionMemory, first_value
 from .analysis.graph_view import GraphView
@@ -55,7 +56,7 @@ def plan_noise(
     """The plan for a graph of `model`; what its first compile inferred holds for all later ones."""
     if not has_dense_steps(settings.dense_above, settings.dense_below):
         return NoisePlan(needed=False)
-    timestep = find_timestep(view, settings.timestep)
+    timestep = find_timestep(view, settings.timestep, _torch.names_of_positional_arguments())
     if isinstance(timestep, NoTimestep):
         return NoisePlan(True, timestep)
     remembered = None if model is None else conventions.recall(model, settings.timestep)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,29 +76,45 @@ def readable_name(node: torch.fx.Node) -> str:
     return re.sub(r"^kwargs_", "", name)
 
 
-def find_timestep(view: GraphView, option: str = "auto") -> TimestepFact | NoTimestep:
-    """The input that `option` names, or with "auto" the one that is embedded and is called a timestep."""
+def find_timestep(
+    view: GraphView, option: str = "auto", aliases: Mapping[str, str] | None = None
+) -> TimestepFact | NoTimestep:
+    """The input that `option` names, or with "auto" the one that is embedded and is called a timestep.
+
+    aliases: what the user's code calls inputs that the graph only numbers, {"args_1": "timestep"}.
+    """
     inputs = [node for node in view.gm.graph.nodes if node.op == "placeholder"]
-    named = {readable_name(node): node for node in inputs if not _belongs_to_module(node)}
+    named = {}
+    for node in inputs:
+        if not _belongs_to_module(node):
+            name = readable_name(node)
+            named[(aliases or {}).get(name, name)] = node
     search = _Search(view)
     if option != "auto":
-        node = named.get(option) or next((n for n in named.values() if n.name == option), None)
+        node = named.get(option) or next(
+            (n for n in named.values() if option in (n.name, readable_name(n))), None
+        )
         if node is None or not is_tensor(node):
-            return _not_an_input(option, node, named.values())
+            return _not_an_input(option, node, named)
         factor = search.factor(node)
-        return _fact(node, inputs, factor, f"option timestep={option!r}")
+        return _fact(node, option, inputs, factor, f"option timestep={option!r}")
     embedded = {name: node for name, node in named.items() if search.is_embedded(node)}
     chosen = _choose_by_name(embedded)
     if chosen is None:
         return _nothing_chosen(named, embedded)
     evidence = "embedded by a sinusoid, linear, activation, linear"
-    return _fact(embedded[chosen], inputs, search.factor(embedded[chosen]), evidence)
+    node = embedded[chosen]
+    return _fact(node, chosen, inputs, search.factor(node), evidence)
 
 
 def _fact(
-    node: torch.fx.Node, inputs: list[torch.fx.Node], factor: float | None, evidence: str
+    node: torch.fx.Node,
+    name: str,
+    inputs: list[torch.fx.Node],
+    factor: float | None,
+    evidence: str,
 ) -> TimestepFact:
-    return TimestepFact(node, readable_name(node), inputs.index(node), factor, evidence)
+    return TimestepFact(node, name, inputs.index(node), factor, evidence)
 
 
 def _belongs_to_module(node: torch.fx.Node) -> bool:
@@ -120,9 +136,9 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 def _not_an_input(
-    option: str, node: torch.fx.Node | None, inputs: Iterable[torch.fx.Node]
+    option: str, node: torch.fx.Node | None, named: Mapping[str, torch.fx.Node]
 ) -> NoTimestep:
-    tensors = _quoted(readable_name(n) for n in inputs if is_tensor(n)) or "none"
+    tensors = _quoted(name for name, n in named.items() if is_tensor(n)) or "none"
     if node is not None:
         return NoTimestep(
             f"the input {option!r} is a Python number in this graph",

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from sta_compile import _torch
 from sta_compile.analysis.find_timestep import NoTimestep, TimestepFact, find_timestep
 from sta_compile.analysis.graph_view import GraphView
 from tests.timestep_models import MODELS, Capture, capture, capture_all, captured, lumina2, wan
@@ -222,23 +223,39 @@ def test_another_name_is_asked_for():
     assert fact.factor == 1.0
 
 
-def test_positional_inputs_of_a_decorated_forward_have_no_names():
+def positional_call(names):
+    """The graph of a diffusers model called by position, and what `names()` says inside the compile."""
     model, inputs = wan(1)
-    graphs = []
+    found = []
 
     def backend(gm, example_inputs):
-        graphs.append(gm)
+        found.append((gm, names()))
         return gm.forward
 
     torch._dynamo.reset()
     with torch.no_grad():
         torch.compile(model, backend=backend, fullgraph=True)(*inputs.values())
     torch._dynamo.reset()
-    missing = find_timestep(GraphView(graphs[0]))
+    return found[0]
+
+
+def test_positional_inputs_of_a_decorated_forward_have_the_names_of_its_parameters():
+    gm, names = positional_call(_torch.names_of_positional_arguments)
+    assert names["args_1"] == "timestep"
+    fact = find_timestep(GraphView(gm), aliases=names)
+    assert isinstance(fact, TimestepFact)
+    assert fact.name == "timestep"
+    for option in ("timestep", "args_1"):
+        assert isinstance(find_timestep(GraphView(gm), option, names), TimestepFact)
+
+
+def test_positional_inputs_without_names_are_asked_for():
+    gm, _ = positional_call(dict)
+    missing = find_timestep(GraphView(gm))
     assert isinstance(missing, NoTimestep)
     assert "by its keyword" in missing.hint
     assert '"args_1"' in missing.hint
-    assert isinstance(find_timestep(GraphView(graphs[0]), "args_1"), TimestepFact)
+    assert isinstance(find_timestep(GraphView(gm), "args_1"), TimestepFact)
 
 
 class Position(Net):
