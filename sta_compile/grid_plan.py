@@ -30,7 +30,6 @@ class GridPlan:
 
     axis: Axis
     factors: Axis
-    evidence: str
     sites: tuple[VideoAttention, ...]
     grid: Triple | None
     plan: Plan | None
@@ -72,6 +71,7 @@ class GridPlan:
                 window=plan.window.effective(plan.tiling) if plan is not None else None,
                 kept=plan.kept if plan is not None else None,
                 kernel=kernel,
+                evidence=site.grid.basis,
             )
             for site in self.sites
         ]
@@ -102,11 +102,7 @@ def plan_grids(
             refused += [_short(site.site.name, prod(grid), settings) for site in sites]
             continue
         plan = None if grid is None else plan_attention(grid, settings.window, settings.tile)
-        plans.append(
-            GridPlan(
-                axis, first.factors, first.evidence, tuple(sites), grid, plan, settings, layout
-            )
-        )
+        plans.append(GridPlan(axis, first.factors, tuple(sites), grid, plan, settings, layout))
     return plans, refused
 
 

@@ -34,6 +34,7 @@ class ReplacedSite:
     window: Triple | None  # in tiles
     kept: float | None  # share of the video's (query, key) pairs that is computed, 0..1
     kernel: str
+    evidence: str = ""  # how the grid is known: "proved by conv3d patch embed"
 
     @property
     def exact(self) -> bool:

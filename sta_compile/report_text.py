@@ -169,6 +169,8 @@ def _facts(report: Report) -> str:
     level = "not needed" if not noise.needed else noise.convention or "unknown"
     lines = []
     if report.replaced:
+        grids = dict.fromkeys((site.grid, site.evidence) for site in report.replaced)
+        lines += [f"grid {shape(grid)}: {evidence}" for grid, evidence in grids if evidence]
         lines.append(
             f"noise level: {level}"
             + (f" from input {noise.input}" if noise.input else "")

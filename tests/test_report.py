@@ -18,6 +18,7 @@ SITE = ReplacedSite(
     window=(3, 5, 9),
     kept=0.424,
     kernel="triton",
+    evidence="proved by conv3d patch embed",
 )
 KNOWN = NoiseReport("timestep", "0..1000", "first call: 999")
 
@@ -101,6 +102,7 @@ def test_the_table_groups_equal_sites():
     assert "blocks.0-39.attn2" in text
     assert "4x5x11 of 6x9x8" in text
     assert "0..1000 from input timestep" in text
+    assert text.count("grid 21x45x80: proved by conv3d patch embed") == 1
     assert len(text.splitlines()) < 30
 
 

@@ -9,9 +9,9 @@ no more than how many context tokens are valid.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import sympy
 import torch.fx
@@ -44,6 +44,16 @@ class GridAxis:
     axis: Axis
     factors: Axis
     evidence: str
+    kind: Literal["proved", "declared"] = "proved"
+    contradicts: tuple[int, int, int] | None = None  # a declared grid of as many tokens
+
+    @property
+    def basis(self) -> str:
+        """How the grid is known, for the report."""
+        text = f"{self.kind} by {self.evidence}"
+        if self.contradicts is not None:
+            text += f", so {self.contradicts} of option grid is not used"
+        return text
 
     @property
     def shape(self) -> tuple[Size, Size, Size]:
@@ -227,7 +237,13 @@ class GridInference:
 
     def _grid(self, part: Axis) -> GridAxis | None:
         """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
-        return self._proved(part) or self._of_option(part) or self._by_positions(part)
+        found = self._proved(part) or self._of_option(part) or self._by_positions(part)
+        if found is None or found.kind == "declared" or self.declared is None:
+            return found
+        contradicted = same_size(prod(found.shape), prod(self.declared)) and not all(
+            map(same_size, found.shape, self.declared)
+        )
+        return replace(found, contradicts=self.declared) if contradicted else found
 
     def _proved(self, part: Axis) -> GridAxis | None:
         atoms = _grid_atoms(part)
@@ -247,7 +263,7 @@ class GridInference:
         if self.declared is None or not same_size(axis_size(whole), prod(self.declared)):
             return None
         factors = self._declared.setdefault(whole, tuple(Atom(s) for s in self.declared))
-        return GridAxis(part, factors, "option grid")
+        return GridAxis(part, factors, "option grid", "declared")
 
     def _by_positions(self, part: Axis) -> GridAxis | None:
         atoms = _grid_atoms(part)

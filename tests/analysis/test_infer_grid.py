@@ -145,13 +145,27 @@ def test_a_declared_grid(batch: int) -> None:
     (refused,) = classify(model, tokens, torch.zeros(batch, 0, DIM))
     assert isinstance(refused, Refusal)
     found = only(classify(model, tokens, torch.zeros(batch, 0, DIM), grid=GRID))
-    assert (found.grid.shape, found.grid.evidence) == (GRID, "option grid")
+    assert (found.grid.shape, found.grid.basis) == (GRID, "declared by option grid")
     args = tokens, torch.zeros(batch, 0, DIM)
     result = compiled(model, *args, grid=GRID)
     assert result.report.replaced[0].grid == GRID
     assert relative_error(result.output, expected(model, result, *args)) < 1e-5
     (answer,) = classify(model, *args, grid=(T, H, W + 1))
     assert isinstance(answer, Refusal)
+
+
+def test_a_proved_grid_beats_a_declared_one_and_says_so() -> None:
+    model = SmallDiT(rope=no_rope)
+    for declared, basis in (
+        (GRID, "proved by conv3d patch embed"),
+        ((1, 2, 3), "proved by conv3d patch embed"),  # of other tokens
+        ((T, W, H), "proved by conv3d patch embed, so (3, 6, 4) of option grid is not used"),
+    ):
+        found = only(classify(model, *inputs(), grid=declared))
+        assert (found.grid.shape, found.grid.basis) == (GRID, basis)
+    result = compiled(model, *inputs(), grid=(T, W, H))
+    assert result.report.replaced[0].evidence == basis
+    assert f"grid 3x4x6: {basis}" in str(result.report)
 
 
 @pytest.mark.parametrize("text", [(0, 5), (5, 0), (2, 3), (1, 4)])
