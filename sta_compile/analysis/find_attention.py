@@ -73,7 +73,8 @@ def _written_meanwhile(view: GraphView, site: AttentionSite) -> bool:
     last = view.position[site.node]
     written = written_storages(view)
     for operand in (site.q, site.k):
-        reads = [view.position[n] for n in operand.users if view.position.get(n, -1) > 0]
+        readers = (n for n in operand.users if not (is_inplace(n) and n.args[0] is operand))
+        reads = [view.position[n] for n in readers if view.position.get(n, -1) > 0]
         first = min((p for p in reads if p <= last), default=last)
         for storage in storage_of(operand):
             if any(first < view.position[write] < last for write in written.get(storage, ())):

@@ -67,19 +67,14 @@ class LayoutBuilder:
 
     def _dead_nodes(self) -> set[torch.fx.Node]:
         """Nodes inside decomposed attentions that nothing else reads once the attentions are replaced."""
+        operands = {n for site in self.sites.values() for n in (site.q, site.k, site.v)}
         dead: set[torch.fx.Node] = set()
         for node in reversed(self.view.nodes):
-            if node in self.sites or node.op in ("output", "placeholder") or is_inplace(node):
+            if node in self.sites or node in operands or is_inplace(node):
                 continue
-            users = list(node.users)
-            if users and all(
-                u in dead
-                or (
-                    u in self.sites
-                    and node not in (self.sites[u].q, self.sites[u].k, self.sites[u].v)
-                )
-                for u in users
-            ):
+            if node.op in ("output", "placeholder") or not node.users:
+                continue
+            if all(user in dead or user in self.sites for user in node.users):
                 dead.add(node)
         return dead
 
