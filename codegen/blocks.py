@@ -2,7 +2,8 @@
 
 Every row compiles without spills, within the shared memory of every architecture that uses it, with
 triton 3.6 and 3.9, up to four context segments with lengths and dense flags (the cross-compile test
-walks the table); but fp32 above head dim 128 spills 168 bytes with four segments on sm_80. Rows are in order of preference;
+walks the table); but fp32 above head dim 128 spills 168 bytes with four segments on sm_80, up to 136 with a key mask, and
+24 at head dim 128 with a key mask on sm_120. Rows are in order of preference;
 `speed` is the throughput of a row relative to the first one on full blocks, so that `select` can
 weigh it against padded query rows.
 

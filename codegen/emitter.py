@@ -18,6 +18,7 @@ class Problem:
     """One attention call as an emitter sees it.
 
     query_rows: (rows, how many) of the units that blocks of queries can't cross: tiles, contexts.
+    contexts: segments beside the video. masked: with a key_mask.
     lengths: integer type of key_lengths ("i32", "i64"), "" without.
     mapped: q, k, v are each one 2-D matrix (tensor_map).
     """
@@ -32,6 +33,7 @@ class Problem:
     query_rows: tuple[tuple[int, int], ...]
     mapped: bool = True
     direction: str = "forward"
+    masked: bool = False
 
 
 class Emitter(Protocol):

@@ -35,7 +35,7 @@ class TritonForward:
         if not 8 <= p.head_dim <= 256 or p.head_dim % 8:
             return f"head dim {p.head_dim} is not a multiple of 8 up to 256"
         if p.contexts > MAX_CONTEXTS:
-            return f"{p.contexts} context segments are more than {MAX_CONTEXTS}"
+            return f"{p.contexts} segments beside the video are more than {MAX_CONTEXTS}"
         if p.scale <= 0:
             return f"scale {p.scale} is not positive"
         return self._refuse_tma(p) if self.loads == "tma" else ""
@@ -64,6 +64,7 @@ class TritonForward:
             contexts=p.contexts,
             lengths=p.lengths,
             dense=p.dense,
+            masked=p.masked,
         )
 
 

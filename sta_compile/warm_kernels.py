@@ -30,7 +30,7 @@ def warm_kernels(gm: torch.fx.GraphModule) -> tuple[str, ...]:
 
 def _request(node: torch.fx.Node) -> tuple[Any, ...]:
     """What decides the kernels of one attention, as plain values; symbolic sizes by their hints."""
-    q, k, _, key_lengths, dense, segments, grid, spec, scale = node.args
+    q, k, _, key_lengths, dense, segments, grid, spec, scale, *mask = node.args
     x, y = fake_value(q), fake_value(k)
     token_major = bool(size_hint(x.stride(1)) < size_hint(x.stride(2)))
     known = all(isinstance(g, int) for g in grid)  # type: ignore[union-attr]
@@ -38,6 +38,7 @@ def _request(node: torch.fx.Node) -> tuple[Any, ...]:
     return (
         tuple(size_hint(s) for s in x.shape),
         size_hint(y.shape[1]),
+        size_hint(y.shape[2]),
         x.dtype,
         x.device,
         tuple(size_hint(fake_value(s)) for s in segments) if known else None,  # type: ignore[union-attr]
@@ -46,6 +47,7 @@ def _request(node: torch.fx.Node) -> tuple[Any, ...]:
         token_major,
         lengths,
         dense is not None,
+        any(x is not None for x in mask),
         scale,
     )
 
@@ -54,13 +56,13 @@ def _prepare(request: tuple[Any, ...]) -> Sequence[str]:
     from .ops.arguments import geometry_of
     from .runtime.launch import prepare
 
-    shape, kv_heads, dtype, device, segments, grid, text, token_major, lengths, dense, scale = (
-        request
-    )
+    shape, kv_heads, keys, dtype, device, segments, grid, text, *how = request
+    token_major, lengths, dense, masked, scale = how
     spec = AttentionSpec.parse(text)
     return prepare(
         shape,
         kv_heads,
+        keys,
         dtype,
         device,
         None if grid is None else geometry_of(segments, grid, text),
@@ -68,6 +70,7 @@ def _prepare(request: tuple[Any, ...]) -> Sequence[str]:
         token_major=token_major,
         lengths=lengths,
         dense=dense,
+        masked=masked,
         scale=scale,
         kernel=spec.kernel,
     )

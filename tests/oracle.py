@@ -55,6 +55,7 @@ def full_mask(
     batch: int,
     key_lengths: Tensor | None,
     dense: Tensor | None,
+    key_mask: Tensor | None = None,
 ) -> Tensor:
     """bool [batch, query, key] over the whole sequence, video tokens in tile order."""
     total, video = sum(segments), roles.index("video")
@@ -72,7 +73,11 @@ def full_mask(
             for sample in range(batch):
                 valid = int(key_lengths[sample, column])
                 mask[sample, :, starts[i] + valid : starts[i] + segments[i]] = False
-    return mask
+    if key_mask is not None:
+        columns = [j for i in contexts for j in range(starts[i], starts[i] + segments[i])]
+        mask[:, :, columns] &= key_mask[:, None]
+    asking = [roles[i] != "keys" for i in range(len(roles)) for _ in range(segments[i])]
+    return mask[:, torch.tensor(asking)]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:

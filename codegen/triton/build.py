@@ -50,13 +50,14 @@ def cross_compile(spec: KernelSpec) -> Any:
     signature: dict[str, str] = name(attention_forward.arg_names, "i32")
     signature |= name(fixed, "constexpr") | name(POINTERS, f"*{dtype}")
     signature |= {"lse_ptr": "*fp32", "scale": "fp32", "lengths_ptr": f"*{spec.lengths}"}
-    signature |= {"dense_ptr": "*u8"}
+    signature |= {"dense_ptr": "*u8", "mask_ptr": "*u8"}
     d = spec.padded_head_dim
     for which, rows in zip(DESCRIPTORS, (spec.blocks.m, spec.blocks.n, spec.blocks.n), strict=True):
         signature[which] = f"tensordesc<{dtype}[{rows},{d}]>"
     absent = [] if spec.loads == "tma" else list(DESCRIPTORS)
     absent += [] if spec.lengths else ["lengths_ptr"]
     absent += [] if spec.dense else ["dense_ptr"]
+    absent += [] if spec.masked else ["mask_ptr"]
     fixed |= dict.fromkeys(absent)
     signature |= name(absent, "constexpr")
     order = {argument: index for index, argument in enumerate(attention_forward.arg_names)}

@@ -2,7 +2,9 @@
 
 The rows lie in one tile, in one context segment, or, for a dense sample, anywhere in the video. The
 program walks its keys in two loops: the full blocks of all runs (video runs, then context segments)
-with no mask code at all, then the rest of all runs packed together, masked. Scores are in base 2.
+with no mask code at all, then the rest of all runs packed together, masked. Context keys that a
+key mask is about are all in the second loop, where hidden ones are not loaded. Scores are in base 2.
+The video's keys and queries start at different tokens where other tokens are keys only.
 
 Order of programs: context queries first, since they read the whole sequence and would otherwise run
 alone at the end; then block after block of a head, so that neighbours share windows in L2.
@@ -49,9 +51,10 @@ def load_block(
 INTEGERS = (
     "heads share q_batch q_head q_token k_batch k_head k_token v_batch v_head v_token out_batch "
     "out_head out_token q_row_batch q_row_head q_col_head k_row_batch k_row_head k_col_head "
-    "v_row_batch v_row_head v_col_head tokens video T H W tiles_t tiles_h tiles_w window_t window_h "
-    "window_w batch_heads tile_blocks context_blocks start_0 length_0 start_1 length_1 start_2 "
-    "length_2 start_3 length_3"
+    "v_row_batch v_row_head v_col_head queries video video_query context_keys T H W tiles_t tiles_h "
+    "tiles_w window_t window_h window_w batch_heads tile_blocks context_blocks start_0 length_0 "
+    "query_0 rows_0 start_1 length_1 query_1 rows_1 start_2 length_2 query_2 rows_2 start_3 length_3 "
+    "query_3 rows_3"
 ).split()
 
 
@@ -67,6 +70,7 @@ def attention_forward(
     lse_ptr,
     lengths_ptr,
     dense_ptr,
+    mask_ptr,
     scale,
     heads,
     share,
@@ -91,8 +95,10 @@ def attention_forward(
     v_row_batch,
     v_row_head,
     v_col_head,
-    tokens,
+    queries,
     video,
+    video_query,
+    context_keys,
     T,
     H,
     W,
@@ -107,12 +113,20 @@ def attention_forward(
     context_blocks,
     start_0,
     length_0,
+    query_0,
+    rows_0,
     start_1,
     length_1,
+    query_1,
+    rows_1,
     start_2,
     length_2,
+    query_2,
+    rows_2,
     start_3,
     length_3,
+    query_3,
+    rows_3,
     D: tl.constexpr,
     D_PADDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -125,6 +139,8 @@ def attention_forward(
 ):
     starts = (start_0, start_1, start_2, start_3)
     lengths = (length_0, length_1, length_2, length_3)
+    context_queries = (query_0, query_1, query_2, query_3)
+    context_rows = (rows_0, rows_1, rows_2, rows_3)
     pid = tl.program_id(0)
     block = pid
     per_head = tiles_t * tiles_h * tiles_w * tile_blocks
@@ -153,22 +169,22 @@ def attention_forward(
     tile_h = tile // tiles_w % tiles_h
     tile_t = tile // tiles_w // tiles_h
 
-    # Query rows: `first` is the block's first token, `rows` how many of the block exist.
+    # Query rows: `first` is the block's first one, `rows` how many of the block exist.
     small_t, small_h = T // tiles_t, H // tiles_h
     large_t, large_h = T - small_t * tiles_t, H - small_h * tiles_h
     w0 = axis_start(tile_w, W, tiles_w)
     w1 = axis_start(tile_w + 1, W, tiles_w)
     sizes = (H, W, small_t, large_t, small_h, large_h)
     first, rows = key_run(tile_t, tile_h, (1, 1, 0, 0, w0, w1 - w0), sizes)
-    first += video + block * BLOCK_M
+    first += video_query + block * BLOCK_M
     rows -= block * BLOCK_M
     if CONTEXTS > 0:
         before = 0
         for x in tl.static_range(CONTEXTS):
-            blocks = tl.cdiv(lengths[x], BLOCK_M)
+            blocks = tl.cdiv(context_rows[x], BLOCK_M)
             inside = in_context & (block >= before) & (block < before + blocks)
-            first = tl.where(inside, starts[x] + (block - before) * BLOCK_M, first)
-            rows = tl.where(inside, lengths[x] - (block - before) * BLOCK_M, rows)
+            first = tl.where(inside, context_queries[x] + (block - before) * BLOCK_M, first)
+            rows = tl.where(inside, context_rows[x] - (block - before) * BLOCK_M, rows)
             before += blocks
 
     # Key runs of the window.
@@ -190,7 +206,8 @@ def attention_forward(
     box = (step_t, step_h, lo_t, lo_h, col, cols)
     runs_t = tl.where(rows > 0, runs_t, 0)  # a block past the end of its tile has nothing to do
 
-    # Blocks of keys: `full` ones, then `rest` keys.
+    # Blocks of keys: `full` ones, then `rest` keys. A mask makes rest of all keys that it is about.
+    FULL_CONTEXTS: tl.constexpr = CONTEXTS if mask_ptr is None else 0
     full = 0
     rest = 0
     for a in range(runs_t):
@@ -212,8 +229,11 @@ def attention_forward(
     video_full = full
     for x in tl.static_range(CONTEXTS):
         count = tl.where(rows > 0, valids[x], 0)
-        full += count // BLOCK_N
-        rest += count % BLOCK_N
+        if mask_ptr is None:
+            full += count // BLOCK_N
+            rest += count % BLOCK_N
+        else:
+            rest += count
 
     kv_head = head // share
     m = tl.arange(0, BLOCK_M)
@@ -250,9 +270,9 @@ def attention_forward(
     at, length = key_run(0, 0, box, sizes)
     at += video
     left = length // BLOCK_N
-    if CONTEXTS > 0:
+    if FULL_CONTEXTS > 0:
         before = video_full
-        for x in tl.static_range(CONTEXTS):
+        for x in tl.static_range(FULL_CONTEXTS):
             at = tl.where(before == 0, starts[x], at)
             left = tl.where(before == 0, full + 1, left)
             before += valids[x] // BLOCK_N
@@ -273,9 +293,9 @@ def attention_forward(
         b = tl.where(done, next_b, b)
         at = tl.where(done, video + start, at + BLOCK_N)
         left = tl.where(done, length // BLOCK_N, left)
-        if CONTEXTS > 0:
+        if FULL_CONTEXTS > 0:
             before = video_full
-            for x in tl.static_range(CONTEXTS):
+            for x in tl.static_range(FULL_CONTEXTS):
                 at = tl.where(j + 1 == before, starts[x], at)
                 left = tl.where(j + 1 == before, full + 1, left)
                 before += valids[x] // BLOCK_N
@@ -284,12 +304,20 @@ def attention_forward(
     for j in tl.range(0, tl.cdiv(rest, BLOCK_N), num_stages=1):
         rank = j * BLOCK_N + n
         key, before = tail_keys(rank, video, runs_t, runs_h, box, sizes, BLOCK_N)
+        shown, of_segment = -1, 0  # column of the mask; the segment's first one
         for x in tl.static_range(CONTEXTS):
-            tail = valids[x] % BLOCK_N
+            tail = valids[x] if mask_ptr is not None else valids[x] % BLOCK_N
             packed = (rank >= before) & (rank < before + tail)
-            key = tl.where(packed, starts[x] + valids[x] - tail + rank - before, key)
+            place = valids[x] - tail + rank - before
+            key = tl.where(packed, starts[x] + place, key)
+            if mask_ptr is not None:
+                shown = tl.where(packed, of_segment + place, shown)
+                of_segment += lengths[x]
             before += tail
         valid = key >= 0
+        if mask_ptr is not None:
+            flags = mask_ptr + batch * context_keys + shown
+            valid = valid & (tl.load(flags, mask=shown >= 0, other=1) != 0)
         mask = valid[:, None]
         if D != D_PADDED:
             mask = mask & (d < D)[None, :]
@@ -310,5 +338,5 @@ def attention_forward(
         mask=row_mask,
     )
     lse = (top + tl.math.log2(total)) * 0.6931471805599453
-    lse_base = lse_ptr + (batch * heads + head) * tokens + first
+    lse_base = lse_ptr + (batch * heads + head) * queries + first
     tl.store(lse_base + m, lse, mask=m < rows)

@@ -25,7 +25,8 @@ WindowRequest = Triple | Literal["auto", "full"]
 class AttentionSpec:
     """Everything that selects what is computed, apart from lengths, grid and scale.
 
-    roles: one of "video" (exactly one) or "context" per segment, in sequence order.
+    roles: one per segment, in the order of the keys: "video" (exactly one), "context", or "keys" for tokens that are
+        keys only; queries are those of the other segments, in the same order.
     tiles: tiles per axis (T, H, W), or None when they follow from `request` and the grid at run time.
     window: window in tiles (T, H, W), or "full"; None together with `tiles`.
     request: window in tokens, "auto" or "full", for grids known only at run time.
@@ -43,9 +44,9 @@ class AttentionSpec:
     kernel: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.roles.count("video") != 1 or set(self.roles) - {"video", "context"}:
+        if self.roles.count("video") != 1 or set(self.roles) - {"video", "context", "keys"}:
             raise StaError(
-                f"segment roles {self.roles} must be 'video' once and 'context' otherwise; "
+                f"segment roles {self.roles} must be 'video' once and 'context' or 'keys' otherwise; "
                 "pass one role per segment"
             )
         if (self.tiles is None) != (self.window is None) or (self.tiles is None) == (
@@ -62,7 +63,7 @@ class AttentionSpec:
 
     @property
     def contexts(self) -> int:
-        """Number of context segments."""
+        """Number of segments beside the video."""
         return len(self.roles) - 1
 
     def text(self) -> str:

@@ -1,13 +1,14 @@
 """The token sequence that one attention call works on: segments, and the video's tiling and window.
 
-A sequence of 512 text tokens and a 3x4x4 video in 1x2x2 tiles has segments (512, 48) with video
-index 0 or 1; with the text first, the video starts at token 512. Axis order is (frames, rows,
-cols); video tokens are in tile order.
+A sequence of 512 text tokens and a 3x4x4 video in 1x2x2 tiles has segments (512, 48) with roles
+("context", "video"); the video starts at key 512 and at query 512. With the role "keys" the text has
+no queries, and the video starts at query 0. Axis order is (frames, rows, cols); video tokens are in
+tile order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ..errors import StaError
@@ -18,10 +19,10 @@ from .window import Window, kept_pairs
 
 @dataclass(frozen=True)
 class Geometry:
-    """segments: tokens per segment in sequence order. video: index of the video segment."""
+    """segments: tokens per segment, in the order of the keys. roles: "video", "context" or "keys"."""
 
     segments: tuple[int, ...]
-    video: int
+    roles: tuple[str, ...]
     tiling: Tiling
     window: Window
 
@@ -34,29 +35,62 @@ class Geometry:
             )
 
     @property
-    def tokens(self) -> int:
+    def video(self) -> int:
+        """Index of the video segment."""
+        return self.roles.index("video")
+
+    @property
+    def keys(self) -> int:
+        """Tokens of k and v."""
         return sum(self.segments)
 
     @property
-    def starts(self) -> tuple[int, ...]:
-        """First token of each segment."""
-        return tuple(accumulate(self.segments, initial=0))[:-1]
+    def queries(self) -> int:
+        """Tokens of q and of the output."""
+        return sum(self._rows)
 
     @property
-    def video_start(self) -> int:
-        return self.starts[self.video]
+    def _rows(self) -> tuple[int, ...]:
+        """Queries of each segment."""
+        pairs = zip(self.segments, self.roles, strict=True)
+        return tuple(0 if role == "keys" else length for length, role in pairs)
+
+    @property
+    def video_key(self) -> int:
+        """The video's first key."""
+        return sum(self.segments[: self.video])
+
+    @property
+    def video_query(self) -> int:
+        """The video's first query."""
+        return sum(self._rows[: self.video])
 
     @property
     def contexts(self) -> tuple[Run, ...]:
-        """(start, length) of each context segment, empty ones included."""
-        runs = zip(self.starts, self.segments, strict=True)
-        return tuple(run for index, run in enumerate(runs) if index != self.video)
+        """Keys (start, length) of each segment beside the video, empty ones included."""
+        return self._beside(self.segments)
+
+    @property
+    def context_queries(self) -> tuple[Run, ...]:
+        """Queries (start, length) of each segment beside the video; of length 0 for keys only."""
+        return self._beside(self._rows)
+
+    def _beside(self, lengths: tuple[int, ...]) -> tuple[Run, ...]:
+        starts = accumulate(lengths, initial=0)
+        runs = enumerate(zip(starts, lengths, strict=False))
+        return tuple(run for index, run in runs if index != self.video)
+
+    @property
+    def context_keys(self) -> int:
+        """Tokens of k and v beside the video."""
+        return self.keys - self.tiling.tokens
 
     @property
     def pairs(self) -> int:
         """(query, key) pairs that are computed when all context keys are valid."""
-        video, context = self.tiling.tokens, self.tokens - self.tiling.tokens
-        return kept_pairs(self.tiling, self.window) + video * context + context * self.tokens
+        video = self.tiling.tokens
+        windows = kept_pairs(self.tiling, self.window)
+        return windows + video * self.context_keys + (self.queries - video) * self.keys
 
     @property
     def largest_tile(self) -> int:
@@ -66,4 +100,4 @@ class Geometry:
     def full(self) -> Geometry:
         """The same sequence with a full window: one tile, one run."""
         one = (1, 1, 1)
-        return Geometry(self.segments, self.video, Tiling(self.tiling.grid, one), Window(one))
+        return replace(self, tiling=Tiling(self.tiling.grid, one), window=Window(one))

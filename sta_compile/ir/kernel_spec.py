@@ -34,7 +34,7 @@ def pad_head_dim(head_dim: int) -> int:
 class KernelSpec:
     """direction: "forward". dtype: "fp16", "bf16" or "fp32". loads: "tma" or "pointer".
 
-    contexts: number of context segments. lengths: integer type of key_lengths, "" without.
+    contexts: number of segments beside the video. lengths: integer type of key_lengths, "" without. masked: with a key_mask.
     """
 
     direction: str
@@ -46,6 +46,7 @@ class KernelSpec:
     contexts: int
     lengths: str
     dense: bool
+    masked: bool = False
 
     @property
     def padded_head_dim(self) -> int:
@@ -59,5 +60,6 @@ class KernelSpec:
             f"{self.loads} contexts={self.contexts}",
             f"lengths={self.lengths}" if self.lengths else "",
             "dense" if self.dense else "",
+            "masked" if self.masked else "",
         ]
         return " ".join(part for part in parts if part)

@@ -17,6 +17,7 @@ from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec, Triple
 from ..ir.geometry import Geometry
 from ..ir.tiling import Tiling
+from ..ir.visibility import Visibility
 from ..planning.resolve import resolve
 
 
@@ -43,7 +44,7 @@ def _geometry(segments: tuple[int, ...], grid: Triple, spec: str) -> Geometry:
             f"{len(segments)} segments for the roles {parsed.roles}; pass one length per role"
         )
     plan = resolve(parsed, grid)
-    geometry = Geometry(segments, parsed.video, plan.tiling, plan.window)
+    geometry = Geometry(segments, parsed.roles, plan.tiling, plan.window)
     return geometry.full() if plan.window.is_full(plan.tiling) else geometry
 
 
@@ -65,37 +66,38 @@ def check_kinds(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def check_sizes(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_lengths: Tensor | None,
-    dense: Tensor | None,
-    geometry: Geometry,
-) -> None:
+def check_sizes(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> None:
     """Real sizes agree with each other and with the geometry."""
     batch, heads, tokens, _ = q.shape
-    kv_heads = k.shape[1]
-    if k.shape != v.shape or (batch, tokens, q.shape[3]) != (k.shape[0], k.shape[2], k.shape[3]):
+    kv_heads, geometry = k.shape[1], visible.geometry
+    if k.shape != v.shape or (batch, q.shape[3]) != (k.shape[0], k.shape[3]):
         raise StaError(
-            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} must agree in all but the "
-            "number of heads; pass self-attention tensors [batch, heads, tokens, head_dim]"
+            f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)} must agree in batch and "
+            "head_dim; pass tensors [batch, heads, tokens, head_dim]"
         )
     if kv_heads == 0 or heads % kv_heads:
         raise StaError(
             f"{heads} query heads can't share {kv_heads} key heads; pass a multiple of the key heads"
         )
-    if tokens != geometry.tokens:
-        raise StaError(
-            f"q has {tokens} tokens and the segments {geometry.segments} have {geometry.tokens}; "
-            "pass segments that add up to the sequence"
-        )
-    contexts = len(geometry.segments) - 1
+    for name, have, want in (("q", tokens, geometry.queries), ("k", k.shape[2], geometry.keys)):
+        if have != want:
+            raise StaError(
+                f"{name} has {have} tokens and the segments {geometry.segments} of roles "
+                f"{geometry.roles} have {want}; pass segments that add up to the sequence"
+            )
+    contexts, key_lengths = len(geometry.contexts), visible.key_lengths
     if key_lengths is not None and tuple(key_lengths.shape) != (batch, contexts):
         raise StaError(
             f"key_lengths {tuple(key_lengths.shape)} must be [batch, context segments] = "
             f"[{batch}, {contexts}]; pass one valid length per sample and context segment"
         )
+    mask, context_keys = visible.key_mask, geometry.context_keys
+    if mask is not None and (tuple(mask.shape), mask.dtype) != ((batch, context_keys), torch.bool):
+        raise StaError(
+            f"key_mask {mask.dtype} {tuple(mask.shape)} must be bool [batch, tokens beside the "
+            f"video] = [{batch}, {context_keys}]; pass one flag per sample and key"
+        )
+    dense = visible.dense
     if dense is not None and (tuple(dense.shape) != (batch,) or dense.dtype != torch.bool):
         raise StaError(
             f"dense {dense.dtype} {tuple(dense.shape)} must be bool [{batch}]; pass one flag per "

@@ -19,13 +19,15 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec
+from ..ir.visibility import Visibility
 from ..runtime import launch
 from . import reference
 from .arguments import check_kinds, check_sizes, geometry_of
 from .library import LIBRARY, define
 
 _PROBLEM = (
-    "Tensor? key_lengths, Tensor? dense, SymInt[] segments, SymInt[] grid, str spec, float scale"
+    "Tensor? key_lengths, Tensor? dense, SymInt[] segments, SymInt[] grid, str spec, float scale, "
+    "Tensor? key_mask=None"
 )
 define(f"attention(Tensor q, Tensor k, Tensor v, {_PROBLEM}) -> (Tensor out, Tensor lse)")
 define(
@@ -36,23 +38,25 @@ define(
 Lengths = Sequence[int]
 
 
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
+def _visible(
     key_lengths: Tensor | None,
     dense: Tensor | None,
     segments: Lengths,
     grid: Lengths,
     spec: str,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+    key_mask: Tensor | None = None,
+) -> Visibility:
+    return Visibility(geometry_of(segments, grid, spec), key_lengths, key_mask, dense)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:
     check_kinds(q, k, v)
-    geometry = geometry_of(segments, grid, spec)
-    check_sizes(q, k, v, key_lengths, dense, geometry)
-    kernel = AttentionSpec.parse(spec).kernel
-    launched = launch.attention_forward(q, k, v, key_lengths, dense, geometry, scale, kernel)
-    return launched or reference.forward(q, k, v, key_lengths, dense, geometry, scale)
+    visible = _visible(*problem)
+    check_sizes(q, k, v, visible)
+    spec, scale = problem[4:6]
+    launched = launch.attention_forward(q, k, v, visible, scale, AttentionSpec.parse(spec).kernel)
+    return launched or reference.forward(q, k, v, visible, scale)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:
@@ -67,17 +71,12 @@ def _backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    key_lengths: Tensor | None,
-    dense: Tensor | None,
-    segments: Lengths,
-    grid: Lengths,
-    spec: str,
-    scale: float,
+    *problem: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     check_kinds(q, k, v)
-    geometry = geometry_of(segments, grid, spec)
-    check_sizes(q, k, v, key_lengths, dense, geometry)
-    return reference.backward(dout, q, k, v, out, lse, key_lengths, dense, geometry, scale)
+    visible = _visible(*problem)
+    check_sizes(q, k, v, visible)
+    return reference.backward(dout, q, k, v, out, lse, visible, problem[5])
 
 
 def _backward_fake(
@@ -87,9 +86,9 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, key_lengths, dense, *problem = inputs
+    q, k, v, key_lengths, dense, *problem, key_mask = inputs
     out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse, key_lengths, dense)
+    ctx.save_for_backward(q, k, v, out, lse, key_lengths, dense, key_mask)
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
     ctx.problem = problem
@@ -97,9 +96,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _differentiate(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if dout is None:
-        return (None,) * 9
-    grads = torch.ops.sta.attention_backward(dout, *ctx.saved_tensors, *ctx.problem)
-    return (*grads, *(None,) * 6)
+        return (None,) * 10
+    *tensors, key_mask = ctx.saved_tensors
+    grads = torch.ops.sta.attention_backward(dout, *tensors, *ctx.problem, key_mask)
+    return (*grads, *(None,) * 7)
 
 
 def _refuse_second_order(ctx: Any, *grads: Any) -> None:
@@ -111,6 +111,7 @@ def _refuse_second_order(ctx: Any, *grads: Any) -> None:
 
 def _vmap(op: Callable[..., Any], tensors: int) -> Callable[..., Any]:
     """The mapped axis becomes part of the batch. tensors: leading arguments that are never None."""
+    folded_arguments = {*range(tensors + 2), tensors + 6}  # key_lengths and dense; key_mask
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size
@@ -121,9 +122,8 @@ def _vmap(op: Callable[..., Any], tensors: int) -> Callable[..., Any]:
             x = x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
             return x.flatten(0, 1)
 
-        mapped = tensors + 2  # key_lengths, dense
-        folded = map(fold, arguments[:mapped], in_dims[:mapped])
-        outputs = op(*folded, *arguments[mapped:])
+        pairs = enumerate(zip(arguments, in_dims, strict=True))
+        outputs = op(*(fold(x, dim) if i in folded_arguments else x for i, (x, dim) in pairs))
         return tuple(x.unflatten(0, (size, -1)) for x in outputs), (0,) * len(outputs)
 
     return rule
@@ -180,8 +180,7 @@ def attention_flops(
     segments: Lengths,
     grid: Lengths,
     spec: str,
-    scale: float,
-    *,
+    *rest: Any,
     out_shape: Any = None,
     **kwargs: Any,
 ) -> int:
@@ -202,8 +201,7 @@ def attention_backward_flops(
     segments: Lengths,
     grid: Lengths,
     spec: str,
-    scale: float,
-    *,
+    *rest: Any,
     out_shape: Any = None,
     **kwargs: Any,
 ) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from ..ir.geometry import Geometry
 from ..ir.runs import Run, key_runs
 from ..ir.tiling import Tiling
+from ..ir.visibility import Visibility
 from ..ir.window import Window
 
 # Scores that exist at a time over batch and heads (32 MB in float32), and keys of one block.
@@ -30,7 +31,7 @@ BLOCK_KEYS = 4096
 
 @dataclass(frozen=True)
 class Group:
-    """Query rows that read the same keys: runs (start, length) of the whole sequence."""
+    """Query rows that read the same keys: runs (start, length) of q, and of k and v."""
 
     rows: tuple[Run, ...]
     keys: tuple[Run, ...]  # video keys; every group reads all valid context keys as well
@@ -56,15 +57,16 @@ def _equal_windows(tiling: Tiling, window: Window, axis: int) -> list[range]:
 @lru_cache(maxsize=256)
 def groups(geometry: Geometry) -> tuple[Group, ...]:
     """All query rows of the sequence, each in one group."""
-    start, tiling, window = geometry.video_start, geometry.tiling, geometry.window
-    everything = ((start, tiling.tokens),)
+    query, key = geometry.video_query, geometry.video_key
+    tiling, window = geometry.tiling, geometry.window
+    everything = ((key, tiling.tokens),)
     if window.is_full(tiling):
-        return (Group(_merge([*geometry.contexts, *everything]), everything),)
-    found = [Group(_merge(list(geometry.contexts)), everything)]
+        return (Group(((0, geometry.queries),), everything),)
+    found = [Group(_merge(list(geometry.context_queries)), everything)]
     for box in product(*(_equal_windows(tiling, window, axis) for axis in range(3))):
-        rows = [(start + tiling.start(*tile), tiling.count(*tile)) for tile in product(*box)]
+        rows = [(query + tiling.start(*tile), tiling.count(*tile)) for tile in product(*box)]
         first = (box[0][0], box[1][0], box[2][0])
-        keys = tuple((start + at, length) for at, length in key_runs(tiling, window, first))
+        keys = tuple((key + at, length) for at, length in key_runs(tiling, window, first))
         found.append(Group(_merge(rows), keys))
     return tuple(group for group in found if group.rows)
 
@@ -82,15 +84,17 @@ def _scatter(x: Tensor, runs: tuple[Run, ...], values: Tensor, add: bool = False
         target.add_(part) if add else target.copy_(part)
 
 
-def _valid(geometry: Geometry, key_lengths: Tensor | None) -> Tensor | None:
+def _valid(visible: Visibility) -> Tensor | None:
     """bool [batch, context keys]; None if all are valid."""
-    if key_lengths is None or not geometry.contexts:
-        return None
+    lengths, mask, contexts = visible.key_lengths, visible.key_mask, visible.geometry.contexts
+    if lengths is None or not contexts:
+        return mask if contexts else None
     columns = [
-        torch.arange(length, device=key_lengths.device) < key_lengths[:, index, None]
-        for index, (_, length) in enumerate(geometry.contexts)
+        torch.arange(length, device=lengths.device) < lengths[:, index, None]
+        for index, (_, length) in enumerate(contexts)
     ]
-    return torch.cat(columns, 1)
+    valid = torch.cat(columns, 1)
+    return valid if mask is None else valid & mask
 
 
 class _Keys:
@@ -162,12 +166,13 @@ def _attend(q: Tensor, keys: _Keys, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, key_lengths: Tensor | None, geometry: Geometry, scale: float
+    q: Tensor, k: Tensor, v: Tensor, visible: Visibility, scale: float
 ) -> tuple[Tensor, Tensor]:
+    """As if no sample were dense."""
     batch, heads, tokens, _ = q.shape
     out = torch.empty_like(q)
     lse = q.new_empty((batch, heads, tokens), dtype=torch.float32)
-    valid = _valid(geometry, key_lengths)
+    geometry, valid = visible.geometry, _valid(visible)
     for group in groups(geometry):
         keys = _Keys(k, v, geometry, group, valid)
         rows = _gather(q, group.rows, keys.k.dtype)
@@ -187,14 +192,13 @@ def _backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    key_lengths: Tensor | None,
-    geometry: Geometry,
+    visible: Visibility,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dtype, kv_heads = _compute_dtype(q), k.shape[1]
     dq = torch.empty_like(q)
     dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (k, v))
-    valid = _valid(geometry, key_lengths)
+    geometry, valid = visible.geometry, _valid(visible)
     for group in groups(geometry):
         keys = _Keys(k, v, geometry, group, valid)
         rows, drows, orows = (_gather(x, group.rows, dtype) for x in (q, dout, out))
@@ -227,30 +231,22 @@ def _capturing(x: Tensor) -> bool:
 
 
 def forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_lengths: Tensor | None,
-    dense: Tensor | None,
-    geometry: Geometry,
-    scale: float,
+    q: Tensor, k: Tensor, v: Tensor, visible: Visibility, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """(out like q, lse float32 [batch, heads, tokens]); all of q, k, v [batch, heads, tokens, d]."""
-    sparse = geometry
+    """(out like q, lse float32 [batch, heads, queries]); all of q, k, v [batch, heads, tokens, d]."""
+    dense = visible.dense
     if dense is None:
-        return _forward(q, k, v, key_lengths, sparse, scale)
+        return _forward(q, k, v, visible, scale)
     if _capturing(q):  # flags can't be read now: compute both and select
-        out, lse = _forward(q, k, v, key_lengths, sparse, scale)
-        full_out, full_lse = _forward(q, k, v, key_lengths, sparse.full(), scale)
+        out, lse = _forward(q, k, v, visible, scale)
+        full_out, full_lse = _forward(q, k, v, visible.full(), scale)
         out.copy_(torch.where(dense[:, None, None, None], full_out, out))
         lse.copy_(torch.where(dense[:, None, None], full_lse, lse))
         return out, lse
     out = torch.empty_like(q)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    for case, samples in _split(dense, geometry):
-        lengths = None if key_lengths is None else key_lengths[samples]
-        part = _forward(q[samples], k[samples], v[samples], lengths, case, scale)
-        out[samples], lse[samples] = part
+    for case, samples in _split(visible, dense):
+        out[samples], lse[samples] = _forward(q[samples], k[samples], v[samples], case, scale)
     return out, lse
 
 
@@ -261,38 +257,34 @@ def backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    key_lengths: Tensor | None,
-    dense: Tensor | None,
-    geometry: Geometry,
+    visible: Visibility,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), each with the strides of `empty_like` of q, k, v."""
+    dense = visible.dense
     if dense is None:
-        return _backward(dout, q, k, v, out, lse, key_lengths, geometry, scale)
+        return _backward(dout, q, k, v, out, lse, visible, scale)
     if _capturing(q):  # a sample of the other case gets lse = inf: all its weights are 0
         drop = ~dense[:, None, None], dense[:, None, None]
-        cases = zip((geometry.full(), geometry), drop, strict=True)
+        cases = zip((visible.full(), visible), drop, strict=True)
         parts = [
-            _backward(
-                dout, q, k, v, out, lse.masked_fill(other, torch.inf), key_lengths, case, scale
-            )
+            _backward(dout, q, k, v, out, lse.masked_fill(other, torch.inf), case, scale)
             for case, other in cases
         ]
         dq, dk, dv = (full.add_(other) for full, other in zip(*parts, strict=True))
         return dq, dk, dv
     dq, dk, dv = (torch.empty_like(x) for x in (q, k, v))
-    for case, samples in _split(dense, geometry):
-        lengths = None if key_lengths is None else key_lengths[samples]
+    for case, samples in _split(visible, dense):
         dout_s, q_s, k_s, v_s, out_s, lse_s = (x[samples] for x in (dout, q, k, v, out, lse))
         dq[samples], dk[samples], dv[samples] = _backward(
-            dout_s, q_s, k_s, v_s, out_s, lse_s, lengths, case, scale
+            dout_s, q_s, k_s, v_s, out_s, lse_s, case, scale
         )
     return dq, dk, dv
 
 
-def _split(dense: Tensor, geometry: Geometry) -> Iterator[tuple[Geometry, Tensor]]:
-    """(geometry, samples) of the dense and of the other samples; reads the flags on the host."""
-    for case, flags in ((geometry.full(), dense), (geometry, ~dense)):
+def _split(visible: Visibility, dense: Tensor) -> Iterator[tuple[Visibility, Tensor]]:
+    """(what they see, samples) of the dense and of the other samples; reads the flags on the host."""
+    for case, flags in ((visible.full(), dense), (visible, ~dense)):
         samples = flags.nonzero()[:, 0]
         if len(samples):
-            yield case, samples
+            yield case.of(samples), samples

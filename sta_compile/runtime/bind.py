@@ -42,16 +42,17 @@ class Binding:
         lse: Tensor,
         key_lengths: Tensor | None,
         dense: Tensor | None,
+        key_mask: Tensor | None,
     ) -> list[Any]:
         """In the kernel's order, up to its constants."""
-        flags = None if dense is None else dense.view(torch.uint8)
+        flags, mask = (None if x is None else x.view(torch.uint8) for x in (dense, key_mask))
         described: list[Any] = [None, None, None]
         if self.descriptors:
             from triton.tools.tensor_descriptor import TensorDescriptor
 
             pairs = zip((q, k, v), self.descriptors, strict=True)
             described = [TensorDescriptor(x, *descriptor) for x, descriptor in pairs]
-        return [*described, q, k, v, out, lse, key_lengths, flags, *self.numbers]
+        return [*described, q, k, v, out, lse, key_lengths, flags, mask, *self.numbers]
 
 
 def bind(
@@ -64,7 +65,7 @@ def bind(
     scale: float,
 ) -> Binding:
     """The tensors are read for their shapes and strides only."""
-    batch, heads, tokens, _ = q.shape
+    batch, heads, _, _ = q.shape
     maps = [NO_MAP, NO_MAP, NO_MAP]
     descriptors: list[tuple[list[int], list[int], list[int]]] = []
     if spec.loads == "tma":
@@ -76,16 +77,19 @@ def bind(
     strides = [s // STRIDE_UNIT for x in (q, k, v, out) for s in x.stride()[:3]]
     offsets = [o for m in maps for o in (m.row_batch, m.row_head, m.col_head)]
     count, per_tile, contexts = programs(spec, geometry, batch * heads)
-    segments = [n for run in geometry.contexts for n in run]
-    segments += [0] * (2 * MAX_CONTEXTS - len(segments))
+    pairs = zip(geometry.contexts, geometry.context_queries, strict=True)
+    segments = [n for keys, queries in pairs for n in (*keys, *queries)]
+    segments += [0] * (4 * MAX_CONTEXTS - len(segments))
     numbers = (
         scale * LOG2_E,
         heads,
         heads // k.shape[1],
         *strides,
         *offsets,
-        tokens,
-        geometry.video_start,
+        geometry.queries,
+        geometry.video_key,
+        geometry.video_query,
+        geometry.context_keys,
         *geometry.tiling.grid,
         *geometry.tiling.tiles,
         *geometry.window.tiles,
@@ -112,6 +116,6 @@ def programs(spec: KernelSpec, geometry: Geometry, batch_heads: int) -> tuple[in
     """(programs in all, blocks of a tile, blocks of all contexts of one head)."""
     m = spec.blocks.m
     per_tile = -(-geometry.largest_tile // m)
-    contexts = sum(-(-length // m) for _, length in geometry.contexts)
+    contexts = sum(-(-length // m) for _, length in geometry.context_queries)
     per_head = geometry.tiling.count_tiles * per_tile + contexts
     return batch_heads * per_head, per_tile, contexts

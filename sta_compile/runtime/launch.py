@@ -27,13 +27,14 @@ from ..errors import StaError
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from ..ir.tiling import Tiling
+from ..ir.visibility import Visibility
 from .bind import Binding, bind, is_aligned, map_of
 from .target import detect
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 LENGTHS = {torch.int32: "i32", torch.int64: "i64"}
-# q, k, v, out, lse, key_lengths, dense
-Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+# q, k, v, out, lse, key_lengths, dense, key_mask
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 MOST_READY = 4096
 
@@ -69,9 +70,7 @@ def attention_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    key_lengths: Tensor | None,
-    dense: Tensor | None,
-    geometry: Geometry,
+    visible: Visibility,
     scale: float,
     kernel: str,
 ) -> tuple[Tensor, Tensor] | None:
@@ -86,9 +85,17 @@ def attention_forward(
     rows = torch.contiguous_format
     q, k, v = (x if is_aligned(x) else x.clone(memory_format=rows) for x in (q, k, v))
     target = out if is_aligned(out) else torch.empty_like(out, memory_format=rows)
-    key_lengths = None if key_lengths is None else key_lengths.contiguous()
-    dense = None if dense is None else dense.contiguous()
-    if not _launched((q, k, v, target, lse, key_lengths, dense), geometry, scale, kernel):
+    of_context = visible.geometry.context_keys > 0
+    lengths, dense, key_mask = (
+        None if x is None else x.contiguous()
+        for x in (
+            visible.key_lengths if of_context else None,
+            visible.dense,
+            visible.key_mask if of_context else None,
+        )
+    )
+    tensors = q, k, v, target, lse, lengths, dense, key_mask
+    if not _launched(tensors, visible.geometry, scale, kernel):
         return None
     if target is not out:
         out.copy_(target)
@@ -127,7 +134,7 @@ def _key(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -> tup
 
     Triton makes other binaries for pointers that are no multiples of 16, hence the remainders.
     """
-    q, k, v, out, _, key_lengths, dense = tensors
+    q, k, v, out, _, key_lengths, dense, key_mask = tensors
     return (
         geometry,
         scale,
@@ -142,6 +149,7 @@ def _key(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -> tup
         out.stride(),
         None if key_lengths is None else key_lengths.dtype,
         dense is None,
+        key_mask is None,
         *[x.data_ptr() % 16 for x in tensors if x is not None],
     )
 
@@ -149,6 +157,7 @@ def _key(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -> tup
 def prepare(
     shape: tuple[int, int, int, int],
     kv_heads: int,
+    keys: int,
     dtype: torch.dtype,
     device: torch.device,
     geometry: Geometry | None,
@@ -157,36 +166,40 @@ def prepare(
     token_major: bool = True,
     lengths: torch.dtype | None = None,
     dense: bool = False,
+    masked: bool = False,
     scale: float = 1.0,
     kernel: str = "auto",
 ) -> tuple[str, ...]:
     """Builds what calls on tensors [batch, heads, tokens, head_dim] will launch; texts of the kernels.
 
-    geometry: None for a grid that is not known yet: builds every block size that may be chosen.
+    keys: tokens of k and v. geometry: None for a grid that is not known yet: builds every block size that may be chosen.
     token_major: memory is [batch, tokens, heads, head_dim]. Failures are kept and reported as for
     a call, so that a model never fails to compile because a kernel does.
     """
-    batch, heads, tokens, head_dim = shape
+    batch, heads, queries, head_dim = shape
     if device.type != "cuda" or kernel == "reference":
         return ()
 
-    def empty(count: int, kind: torch.dtype) -> Tensor:
-        memory = (
-            (batch, tokens, count, head_dim) if token_major else (batch, count, tokens, head_dim)
-        )
-        x = torch.empty(memory, dtype=kind, device="meta")
-        return x.transpose(1, 2) if token_major else x
+    def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
+        return torch.empty(sizes, dtype=kind, device="meta")
 
-    q, k = empty(heads, dtype), empty(kv_heads, dtype)
-    flags = torch.empty(batch, dtype=torch.bool, device="meta") if dense else None
-    counts = None if lengths is None else torch.empty(batch, contexts, dtype=lengths, device="meta")
+    def vectors(count: int, tokens: int) -> Tensor:
+        if token_major:
+            return empty(batch, tokens, count, head_dim).transpose(1, 2)
+        return empty(batch, count, tokens, head_dim)
+
+    q, k = vectors(heads, queries), vectors(kv_heads, keys)
+    counts = None if lengths is None else empty(batch, contexts, kind=lengths)
+    flags = empty(batch, kind=torch.bool) if dense else None
+    mask = empty(batch, keys, kind=torch.bool) if masked else None
     rows = [((n, 1),) for n in (64, 128)] if geometry is None else [_query_rows(geometry)]
-    stand_in = geometry or _one_tile(tokens, contexts)
+    stand_in = geometry or _one_tile(keys, contexts)
+    extra = counts, flags, mask
     built: dict[str, None] = {}
     for query_rows in rows:
-        problem = _problem(q, k, k, counts, flags, stand_in, scale, device, query_rows)
+        problem = _problem(q, k, k, *extra, stand_in, scale, device, query_rows)
         for spec in select(problem, kernel)[0]:
-            if spec in _failed or _build(spec, q, k, counts, flags, stand_in, scale, device):
+            if spec in _failed or _build(spec, q, k, extra, stand_in, scale, device):
                 built[spec.text()] = None
                 break
     return tuple(built)
@@ -198,6 +211,7 @@ def _problem(
     v: Tensor,
     key_lengths: Tensor | None,
     dense: Tensor | None,
+    key_mask: Tensor | None,
     geometry: Geometry,
     scale: float,
     device: torch.device | None = None,
@@ -210,6 +224,7 @@ def _problem(
         contexts=len(geometry.contexts),
         lengths="" if key_lengths is None else LENGTHS.get(key_lengths.dtype, "i64"),
         dense=dense is not None,
+        masked=key_mask is not None,
         scale=scale,
         query_rows=query_rows or _query_rows(geometry),
         mapped=all(map_of(x) is not None for x in (q, k, v)),
@@ -224,7 +239,7 @@ def _query_rows(geometry: Geometry) -> tuple[tuple[int, int], ...]:
     units: Counter[int] = Counter()
     for (t, a), (h, b), (w, c) in product(*(axis.items() for axis in sizes)):
         units[t * h * w] += a * b * c
-    for _, length in geometry.contexts:
+    for _, length in geometry.context_queries:
         units[length] += 1
     return tuple(units.items())
 
@@ -260,8 +275,7 @@ def _build(
     spec: KernelSpec,
     q: Tensor,
     k: Tensor,
-    counts: Tensor | None,
-    flags: Tensor | None,
+    extra: tuple[Tensor | None, Tensor | None, Tensor | None],
     geometry: Geometry,
     scale: float,
     device: torch.device,
@@ -272,7 +286,7 @@ def _build(
         return True
     try:
         lse = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
-        values = bind(spec, q, k, k, q, geometry, scale).arguments(q, k, k, q, lse, counts, flags)
+        values = bind(spec, q, k, k, q, geometry, scale).arguments(q, k, k, q, lse, *extra)
         kernel, constants, options = _kernel(spec)
         with torch.cuda.device(index):
             kernel.warmup(*values, *constants, grid=(1,), **options)._init_handles()
@@ -296,7 +310,8 @@ def _one_tile(tokens: int, contexts: int) -> Geometry:
     from ..ir.window import Window
 
     one = (1, 1, 1)
-    return Geometry((tokens, *(0,) * contexts), 0, Tiling((1, 1, tokens), one), Window(one))
+    roles = ("video", *("context",) * contexts)
+    return Geometry((tokens, *(0,) * contexts), roles, Tiling((1, 1, tokens), one), Window(one))
 
 
 def _fail(spec: KernelSpec, error: Exception) -> None:

@@ -17,38 +17,42 @@ from tests import oracle
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 
-# grid, tiles, window, roles, segments, key_lengths, dense, (heads, kv_heads), head_dim, dtype, loads
+# grid, tiles, window, roles, segments, key_lengths, dense, (heads, kv_heads), head_dim
 CASES = [
     ((3, 4, 5), (3, 2, 3), (1, 1, 3), "cvc", [7, 60, 21], [[3, 17], [0, 21]], [0, 1], (2, 1), 16),
     ((4, 6, 8), (3, 3, 3), (3, 1, 1), "vc", [192, 40], None, None, (1, 1), 32),
     ((3, 7, 6), (3, 3, 1), (1, 3, 1), "cv", [33, 126], [[33]], None, (1, 1), 40),
     ((2, 9, 11), (1, 3, 3), (1, 1, 1), "ccvc", [5, 0, 198, 70], [[1, 0, 69]], [0], (1, 1), 32),
     ((1, 1, 1), (1, 1, 1), (1, 1, 1), "v", [1], None, None, (1, 1), 8),
+    ((3, 4, 5), (3, 2, 3), (1, 1, 3), "kvc", [37, 60, 21], [[30, 17], [0, 21]], [0, 1], (2, 1), 16),
+    ((3, 4, 4), (3, 2, 2), (1, 1, 1), "ckvk", [19, 16, 48, 33], None, [0, 0], (1, 1), 32),
 ]  # fmt: skip
 
 
-def run(case, dtype, loads, layout, blocks):
+def run(case, dtype, loads, layout, blocks, masked=False):
     grid, tiles, window, letters, segments, lengths, flags, heads, head_dim = case
-    roles = tuple({"c": "context", "v": "video"}[x] for x in letters)
-    batch, tokens = len(flags or lengths or [0]), sum(segments)
+    roles = tuple({"c": "context", "k": "keys", "v": "video"}[x] for x in letters)
+    batch = len(flags or lengths or [0])
     key_lengths = None if lengths is None else torch.tensor(lengths, dtype=torch.int32)
     dense = None if flags is None else torch.tensor(flags, dtype=torch.bool)
-    mask = oracle.full_mask(grid, tiles, window, roles, segments, batch, key_lengths, dense)
+    text = AttentionSpec(roles, tiles=tiles, window=window).text()
+    geometry = geometry_of(segments, grid, text)
+    shown = torch.rand(batch, geometry.context_keys) < 0.5 if masked else None
+    extra = key_lengths, dense, shown
+    mask = oracle.full_mask(grid, tiles, window, roles, segments, batch, *extra)
     unseen = ~mask.any(1)[:, None, :, None]
 
-    def tensor(count):
+    def tensor(count, tokens):
         if layout == "bnhd":
             x = torch.randn(batch, tokens, count, head_dim).transpose(1, 2)
         else:
             x = torch.randn(batch, count, tokens, head_dim)
         return x.to(DTYPES[dtype])
 
-    q = tensor(heads[0])
-    k, v = (tensor(heads[1]).masked_fill_(unseen, torch.nan) for _ in range(2))
+    q = tensor(heads[0], geometry.queries)
+    k, v = (tensor(heads[1], geometry.keys).masked_fill_(unseen, torch.nan) for _ in range(2))
     out = torch.full_like(q, torch.nan)
     lse = torch.full(q.shape[:3], torch.nan)
-    text = AttentionSpec(roles, tiles=tiles, window=window).text()
-    geometry = geometry_of(segments, grid, text)
     spec = KernelSpec(
         "forward",
         90,
@@ -59,10 +63,11 @@ def run(case, dtype, loads, layout, blocks):
         len(geometry.contexts),
         "i32" if lengths else "",
         dense is not None,
+        masked,
     )
     scale = 0.2
     binding = bind(spec, q, k, v, out, geometry, scale)
-    arguments = binding.arguments(q, k, v, out, lse, key_lengths, dense)
+    arguments = binding.arguments(q, k, v, out, lse, *extra)
     attention_forward[(binding.programs,)](*arguments, *constants(spec).values())
     expected, expected_lse = oracle.attention(q.float(), k.float(), v.float(), mask, scale)
     tolerance = 2e-5 if dtype == "fp32" else 4e-3
@@ -79,6 +84,10 @@ def main():
     run(CASES[2], "fp16", "pointer", "bnhd", wide)
     run(CASES[3], "fp32", "tma", "bhnd", wide)
     run(CASES[4], "fp32", "pointer", "bhnd", small)
+    run(CASES[5], "fp32", "pointer", "bnhd", small)
+    run(CASES[5], "fp16", "tma", "bnhd", wide, masked=True)
+    run(CASES[6], "fp32", "tma", "bhnd", small)
+    run(CASES[6], "fp32", "pointer", "bhnd", wide, masked=True)
     print("all equal the definition")
 
 

@@ -62,6 +62,24 @@ SMALL = {
         None,
         [False, False, True],
     ),
+    "keys before": (
+        (5, 12, 16),
+        (3, 3, 4),
+        (1, 3, 3),
+        ("keys", "video"),
+        [333, 960],
+        [[333], [128], [0]],
+        [False, True, False],
+    ),
+    "keys around, context after": (
+        (4, 9, 31),
+        (4, 3, 5),
+        (1, 3, 1),
+        ("keys", "video", "keys", "context"),
+        [65, 1116, 200, 40],
+        None,
+        [True, False, False],
+    ),
 }
 
 
@@ -82,27 +100,34 @@ def poison_free_memory(*sizes):
     del blocks
 
 
-def check(case, heads, head_dim, dtype, layout, kernel="triton", value_scale=1.0):
+def check(case, heads, head_dim, dtype, layout, kernel="triton", value_scale=1.0, shown=None):
+    """shown: share of the keys beside the video that a key mask leaves."""
     grid, tiles, window, roles, segments, lengths, flags = SMALL[case]
-    batch = 3
+    batch, keys = 3, sum(segments)
+    queries = sum(n for n, role in zip(segments, roles, strict=True) if role != "keys")
     generator = torch.Generator("cuda").manual_seed(1)
     q, k, v = (
-        tensors((batch, h, sum(segments), head_dim), layout, dtype, generator)
-        for h in (heads[0], heads[1], heads[1])
+        tensors((batch, h, tokens, head_dim), layout, dtype, generator)
+        for h, tokens in ((heads[0], queries), (heads[1], keys), (heads[1], keys))
     )
     v = v * value_scale
+    key_mask = None
+    if shown is not None:
+        key_mask = torch.rand(batch, keys - grid[0] * grid[1] * grid[2]) < shown
+        key_mask[0] = False
+    lengths = lengths and torch.tensor(lengths)
     mask = oracle.full_mask(
-        grid, tiles, window, roles, segments, batch, lengths and torch.tensor(lengths), flags
+        grid, tiles, window, roles, segments, batch, lengths, flags, key_mask
     ).cuda()
     for x in (k, v):
         x.masked_fill_(~mask.any(1)[:, None, :, None], torch.nan)
     spec = AttentionSpec(roles, tiles=tiles, window=window, kernel=kernel).text()
-    key_lengths = None if lengths is None else torch.tensor(lengths, device="cuda")
+    key_lengths, key_mask = (None if x is None else x.cuda() for x in (lengths, key_mask))
     dense = None if flags is None else torch.tensor(flags, device="cuda")
     poison_free_memory(q.numel() * q.itemsize // 4, q.numel() // head_dim)
     scale = head_dim**-0.5
     out, lse = torch.ops.sta.attention(
-        q, k, v, key_lengths, dense, segments, list(grid), spec, scale
+        q, k, v, key_lengths, dense, segments, list(grid), spec, scale, key_mask
     )
     expected, expected_lse = oracle.attention(q.double(), k.double(), v.double(), mask, scale)
     assert out.stride() == torch.empty_like(q).stride()
@@ -115,6 +140,15 @@ def check(case, heads, head_dim, dtype, layout, kernel="triton", value_scale=1.0
 @pytest.mark.parametrize("case", SMALL)
 def test_cases(case, layout):
     check(case, (4, 2), 128, torch.bfloat16, layout)
+
+
+@pytest.mark.parametrize("shown", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("case", [case for case in SMALL if len(SMALL[case][3]) > 1])
+@pytest.mark.parametrize(
+    ("head_dim", "dtype"), [(128, torch.bfloat16), (72, torch.float16), (64, torch.float32)]
+)
+def test_key_masks(case, shown, head_dim, dtype):
+    check(case, (4, 2), head_dim, dtype, "bnhd", shown=shown)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -132,15 +166,16 @@ def test_large_values_in_half_precision():
     check("text after", (2, 2), 64, torch.float16, "bhnd", value_scale=1e3)
 
 
-@pytest.mark.parametrize("case", ["ragged", "text on both sides"])
-def test_pointer_loads(case, monkeypatch):
+@pytest.mark.parametrize("shown", [None, 0.5])
+@pytest.mark.parametrize("case", ["ragged", "text on both sides", "keys before"])
+def test_pointer_loads(case, shown, monkeypatch):
     """What runs when TMA is not there, at a head dim that has it."""
     monkeypatch.setattr(
         "sta_compile.codegen.triton_forward.TritonForward._refuse_tma", lambda *_: "not now"
     )
     monkeypatch.setattr(launch, "_ready", {})
     launch.select.cache_clear()
-    check(case, (4, 2), 128, torch.bfloat16, "bnhd")
+    check(case, (4, 2), 128, torch.bfloat16, "bnhd", shown=shown)
     launch.select.cache_clear()
 
 
@@ -259,7 +294,13 @@ def test_prepared_kernels_are_not_built_again(monkeypatch):
     arguments = wan(heads=2, head_dim=96)
     geometry = sta_compile.ops.arguments.geometry_of(*arguments[5:8])
     names = launch.prepare(
-        tuple(arguments[0].shape), 2, torch.bfloat16, torch.device("cuda"), geometry, 0
+        tuple(arguments[0].shape),
+        2,
+        geometry.keys,
+        torch.bfloat16,
+        torch.device("cuda"),
+        geometry,
+        0,
     )
     assert len(names) == 1
     graph = torch.cuda.CUDAGraph()

@@ -10,96 +10,17 @@ from torch.utils.flop_counter import FlopCounterMode
 import sta_compile.ops
 from sta_compile.errors import StaError
 from sta_compile.ir.attention_spec import AttentionSpec
+from sta_compile.ir.visibility import Visibility
 from sta_compile.ops import reference
 from tests import oracle
-
-ROLES = [
-    ("video",),
-    ("video", "context"),
-    ("context", "video"),
-    ("context", "video", "context"),
-]
-
-
-def strided(shape, layout, generator, dtype, fused=False):
-    """[batch, heads, tokens, head_dim] with heads outside ("bhnd") or inside ("bnhd") tokens."""
-    b, h, n, d = shape
-    inner = 3 * d if fused else d
-    if layout == "bhnd":
-        x = torch.randn(b, h, n, inner, generator=generator, dtype=torch.float32)
-    else:
-        x = torch.randn(b, n, h, inner, generator=generator, dtype=torch.float32).transpose(1, 2)
-    return x.to(dtype)[..., -d:]
-
-
-@st.composite
-def problems(draw):
-    grid = tuple(draw(st.integers(1, 6)) for _ in range(3))
-    tiles = tuple(draw(st.integers(1, length)) for length in grid)
-    window = tuple(draw(st.integers(1, 6)) for _ in range(3))
-    roles = draw(st.sampled_from(ROLES))
-    video = grid[0] * grid[1] * grid[2]
-    segments = [video if r == "video" else draw(st.integers(0, 9)) for r in roles]
-    batch = draw(st.integers(1, 3))
-    contexts = [n for n, r in zip(segments, roles, strict=True) if r == "context"]
-    lengths = None
-    if contexts and draw(st.booleans()):
-        lengths = [[draw(st.integers(0, n)) for n in contexts] for _ in range(batch)]
-    flags = [draw(st.booleans()) for _ in range(batch)] if draw(st.booleans()) else None
-    kv_heads, share = draw(st.sampled_from([(1, 1), (2, 1), (2, 3), (1, 4)]))
-    return {
-        "grid": grid,
-        "tiles": tiles,
-        "window": window,
-        "roles": roles,
-        "segments": segments,
-        "batch": batch,
-        "key_lengths": lengths,
-        "dense": flags,
-        "heads": (kv_heads * share, kv_heads),
-        "head_dim": draw(st.sampled_from([1, 8, 40])),
-        "layouts": [draw(st.sampled_from(["bhnd", "bnhd"])) for _ in range(3)],
-        "fused": draw(st.booleans()),
-        "scale": draw(st.sampled_from([0.125, 1.0, -0.5])),
-        "dtype": draw(st.sampled_from([torch.float32, torch.float64])),
-        "seed": draw(st.integers(0, 99)),
-    }
-
-
-def build(problem, poison=None):
-    """(arguments of the operator, mask of the definition)"""
-    p = problem
-    generator = torch.Generator().manual_seed(p["seed"])
-    tokens = sum(p["segments"])
-    heads, kv_heads = p["heads"]
-    q, k, v = (
-        strided((p["batch"], h, tokens, p["head_dim"]), layout, generator, p["dtype"], p["fused"])
-        for h, layout in zip((heads, kv_heads, kv_heads), p["layouts"], strict=True)
-    )
-    lengths = None if p["key_lengths"] is None else torch.tensor(p["key_lengths"])
-    dense = None if p["dense"] is None else torch.tensor(p["dense"])
-    mask = oracle.full_mask(
-        p["grid"],
-        p["tiles"],
-        p["window"],
-        p["roles"],
-        p["segments"],
-        p["batch"],
-        lengths,
-        dense,
-    )
-    if poison is not None:
-        unseen = ~mask.any(1)[:, None, :, None]
-        k, v = (torch.where(unseen, poison, x) for x in (k, v))
-    spec = AttentionSpec(p["roles"], tiles=p["tiles"], window=p["window"]).text()
-    return (q, k, v, lengths, dense, p["segments"], list(p["grid"]), spec, p["scale"]), mask
+from tests.ops.problems import BASE, MASKED, build, problems
 
 
 @settings(max_examples=120, deadline=None)
 @given(problems(), st.sampled_from([None, 1e4, float("nan")]))
 def test_equals_dense_attention_with_the_mask_of_the_definition(problem, poison):
     arguments, mask = build(problem, poison)
-    q, k, v, *_, scale = arguments
+    q, k, v, scale = *arguments[:3], arguments[8]
     out, lse = torch.ops.sta.attention(*arguments)
     expected, expected_lse = oracle.attention(q, k, v, mask, scale)
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=2e-5)
@@ -115,32 +36,13 @@ def test_gradients_equal_those_of_masked_attention(problem, poison):
     dout = torch.randn(inputs[0].shape, dtype=torch.float64)
     out, lse = torch.ops.sta.attention(*inputs, *arguments[3:])
     assert not lse.requires_grad
-    expected = oracle.attention(*inputs, mask, arguments[-1])[0]
+    expected = oracle.attention(*inputs, mask, arguments[8])[0]
     for ours, theirs in zip(
         torch.autograd.grad(out, inputs, dout),
         torch.autograd.grad(expected, inputs, dout),
         strict=True,
     ):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-
-
-BASE = {
-    "grid": (3, 4, 5),
-    "tiles": (3, 2, 3),
-    "window": (1, 1, 3),
-    "roles": ("context", "video", "context"),
-    "segments": [7, 60, 5],
-    "batch": 2,
-    "key_lengths": [[3, 5], [0, 1]],
-    "dense": [False, True],
-    "heads": (4, 2),
-    "head_dim": 8,
-    "layouts": ["bnhd", "bhnd", "bnhd"],
-    "fused": False,
-    "scale": 0.3,
-    "dtype": torch.float64,
-    "seed": 0,
-}
 
 
 def test_gradcheck():
@@ -171,11 +73,9 @@ def test_second_order_is_refused():
 
 
 @pytest.mark.parametrize("layout", ["bnhd", "bhnd"])
-@pytest.mark.parametrize("optional", [True, False])
-def test_opcheck(layout, optional):
-    problem = BASE | {"layouts": [layout] * 3, "dtype": torch.float32}
-    if not optional:
-        problem |= {"key_lengths": None, "dense": None}
+@pytest.mark.parametrize("base", [BASE, BASE | {"key_lengths": None, "dense": None}, MASKED])
+def test_opcheck(layout, base):
+    problem = base | {"layouts": [layout] * 3, "dtype": torch.float32}
     arguments, _ = build(problem)
     inputs = [x.requires_grad_() for x in arguments[:3]]
     torch.library.opcheck(torch.ops.sta.attention.default, (*inputs, *arguments[3:]))
@@ -212,8 +112,9 @@ def test_lengths_may_be_symbolic():
 @pytest.mark.parametrize(
     "mapped", [(0, 0, 0, 0, 0), (0, None, 1, None, None), (2, 0, None, 0, None)]
 )
-def test_vmap(mapped):
-    arguments, _ = build(BASE)
+@pytest.mark.parametrize("base", [BASE, MASKED])
+def test_vmap(mapped, base):
+    arguments, _ = build(base)
     tensors = [
         x if dim is None else torch.stack([x, x.flip(0), x.clone()], dim)
         for x, dim in zip(arguments[:5], mapped, strict=True)
@@ -231,8 +132,17 @@ def test_vmap(mapped):
             torch.testing.assert_close(a[i], b)
 
 
-def test_batched_gradients():
-    arguments, _ = build(BASE)
+def test_a_key_mask_is_mapped():
+    *arguments, mask = build(MASKED)[0]
+    masks = torch.stack([mask, ~mask, mask.flip(1)])
+    found = torch.vmap(lambda m: torch.ops.sta.attention(*arguments, m)[0])(masks)
+    for each, out in zip(masks, found, strict=True):
+        torch.testing.assert_close(out, torch.ops.sta.attention(*arguments, each)[0])
+
+
+@pytest.mark.parametrize("base", [BASE, MASKED])
+def test_batched_gradients(base):
+    arguments, _ = build(base)
     inputs = [x.requires_grad_() for x in arguments[:3]]
     out, _ = torch.ops.sta.attention(*inputs, *arguments[3:])
     douts = torch.randn(3, *out.shape, dtype=out.dtype)
@@ -264,9 +174,10 @@ def test_autocast_uses_the_active_dtype(dtype):
         assert torch.ops.sta.attention(*double)[0].dtype == torch.float64
 
 
-def test_flops_count_the_pairs_of_the_sparse_branch():
-    arguments, _ = build(BASE)
-    _, sparse = build(BASE | {"dense": None, "key_lengths": None})
+@pytest.mark.parametrize("base", [BASE, MASKED])
+def test_flops_count_the_pairs_of_the_sparse_branch(base):
+    arguments, _ = build(base)
+    _, sparse = build(base | {"dense": None, "key_lengths": None, "key_mask": None})
     per_pair = 4 * BASE["heads"][0] * BASE["head_dim"]
     inputs = [x.requires_grad_() for x in arguments[:3]]
     with FlopCounterMode(display=False) as counter:
@@ -351,9 +262,9 @@ def test_memory_is_linear_in_tokens(window, monkeypatch):
     q, k, v = (torch.randn(1, 2, tokens, 8) for _ in range(3))
     problem = None, None, [tokens - context, context], list(grid), spec, 0.3
     with Largest() as largest:
-        geometry = sta_compile.ops.attention.geometry_of(*problem[2:5])
-        out, lse = reference.forward(q, k, v, None, None, geometry, 0.3)
-        reference.backward(out, q, k, v, out, lse, None, None, geometry, 0.3)
+        visible = Visibility(sta_compile.ops.attention.geometry_of(*problem[2:5]))
+        out, lse = reference.forward(q, k, v, visible, 0.3)
+        reference.backward(out, q, k, v, out, lse, visible, 0.3)
     assert 2 * tokens * 8 <= largest.elements <= 2 * tokens * 16
 
 
@@ -368,10 +279,12 @@ def test_memory_is_linear_in_tokens(window, monkeypatch):
         ({5: [7, 61, 4]}, "token grid"),
         ({5: [12, 60]}, "one length per role"),
         ({5: [6, 60, 5]}, "add up"),
+        ({9: torch.ones(2, 72, dtype=torch.bool)}, "one flag per sample and key"),
+        ({9: torch.ones(2, 12)}, "one flag per sample and key"),
     ],
 )
 def test_errors_say_what_to_do(change, message):
-    arguments = list(build(BASE | {"dtype": torch.float32})[0])
+    arguments = [*build(BASE | {"dtype": torch.float32})[0], None]
     for index, value in change.items():
         arguments[index] = value
     with pytest.raises(StaError, match=message):

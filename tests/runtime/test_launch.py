@@ -12,6 +12,7 @@ import torch
 from sta_compile.errors import StaError
 from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ir.target import Target
+from sta_compile.ir.visibility import Visibility
 from sta_compile.ops.arguments import geometry_of
 from sta_compile.runtime import launch
 from sta_compile.runtime.target import detect
@@ -64,7 +65,7 @@ def kernel(hopper, monkeypatch):
     return made
 
 
-SPEC = AttentionSpec(("video",), tiles=(3, 4, 4), window=(1, 3, 3)).text()
+SPEC = AttentionSpec(("video", "context"), tiles=(3, 4, 4), window=(1, 3, 3)).text()
 
 
 def call(
@@ -75,10 +76,12 @@ def call(
     token_major=False,
     offset=0,
     dense=False,
+    masked=False,
     scale=0.1,
 ):
     """offset: of the tensors from the start of their memory, in elements."""
-    tokens = grid[0] * grid[1] * grid[2]
+    video = grid[0] * grid[1] * grid[2]
+    tokens = video + 5
     count = 2 * tokens * head_dim
 
     def tensor():
@@ -88,10 +91,10 @@ def call(
         return x.view(1, 2, tokens, head_dim)
 
     flags = torch.ones(1, dtype=torch.bool) if dense else None
-    geometry = geometry_of([tokens], grid, SPEC)
-    return launch.attention_forward(
-        tensor(), tensor(), tensor(), None, flags, geometry, scale, kernel
-    )
+    geometry = geometry_of([video, 5], grid, SPEC)
+    mask = torch.ones(1, 5, dtype=torch.bool) if masked else None
+    visible = Visibility(geometry, key_mask=mask, dense=flags)
+    return launch.attention_forward(tensor(), tensor(), tensor(), visible, scale, kernel)
 
 
 def test_cpu_runs_the_reference_unless_triton_is_demanded():
@@ -135,8 +138,8 @@ def test_the_last_warning_repeats_no_reason(hopper, monkeypatch):
         warnings.simplefilter("always")
         for _ in range(2):
             q = torch.randn(1, 2, 192, 64, device="meta", dtype=torch.bfloat16)
-            geometry = geometry_of([192], (3, 8, 8), SPEC)
-            assert launch.attention_forward(q, q, q, None, None, geometry, 0.1, "auto") is None
+            visible = Visibility(geometry_of([192, 0], (3, 8, 8), SPEC))
+            assert launch.attention_forward(q, q, q, visible, 0.1, "auto") is None
     tma, pointer, last = [str(warning.message) for warning in seen]
     assert "TypeError" in tma
     assert "TypeError" in pointer
@@ -156,7 +159,7 @@ def test_a_call_like_an_earlier_one_goes_straight_to_the_binary(kernel, monkeypa
     assert again[6] is out
     assert arguments[6] is not out
     assert again[0].base is again[3]
-    numbers = slice(10, None)  # after descriptors and tensors
+    numbers = slice(11, None)  # after descriptors and tensors
     assert arguments[numbers] == again[numbers]
     assert again[-2:] == ["constants", "tma"]
 
@@ -169,6 +172,7 @@ def test_a_call_like_an_earlier_one_goes_straight_to_the_binary(kernel, monkeypa
         {"grid": (3, 8, 16)},
         {"token_major": True},
         {"dense": True},
+        {"masked": True},
         {"scale": 0.2},
     ],
 )
@@ -242,4 +246,4 @@ def test_prepare_on_a_cpu_does_nothing():
         [192], (3, 8, 8), AttentionSpec(("video",), tiles=(3, 4, 4), window="full").text()
     )
     shape, device = (1, 2, 192, 64), torch.device("cpu")
-    assert launch.prepare(shape, 2, torch.bfloat16, device, geometry, 0) == ()
+    assert launch.prepare(shape, 2, 192, torch.bfloat16, device, geometry, 0) == ()

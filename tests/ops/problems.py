@@ -1,0 +1,129 @@
+"""Attention problems of all kinds, as arguments of the operator and as the mask of the definition."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import strategies as st
+
+from sta_compile.ir.attention_spec import AttentionSpec
+from tests import oracle
+
+ROLES = [
+    ("video",),
+    ("video", "context"),
+    ("context", "video"),
+    ("context", "video", "context"),
+    ("keys", "video"),
+    ("context", "keys", "video", "keys", "context"),
+]
+
+
+def strided(shape, layout, generator, dtype, fused=False):
+    """[batch, heads, tokens, head_dim] with heads outside ("bhnd") or inside ("bnhd") tokens."""
+    b, h, n, d = shape
+    inner = 3 * d if fused else d
+    if layout == "bhnd":
+        x = torch.randn(b, h, n, inner, generator=generator, dtype=torch.float32)
+    else:
+        x = torch.randn(b, n, h, inner, generator=generator, dtype=torch.float32).transpose(1, 2)
+    return x.to(dtype)[..., -d:]
+
+
+@st.composite
+def problems(draw):
+    grid = tuple(draw(st.integers(1, 6)) for _ in range(3))
+    tiles = tuple(draw(st.integers(1, length)) for length in grid)
+    window = tuple(draw(st.integers(1, 6)) for _ in range(3))
+    roles = draw(st.sampled_from(ROLES))
+    video = grid[0] * grid[1] * grid[2]
+    segments = [video if r == "video" else draw(st.integers(0, 9)) for r in roles]
+    batch = draw(st.integers(1, 3))
+    contexts = [n for n, r in zip(segments, roles, strict=True) if r != "video"]
+    lengths = None
+    if contexts and draw(st.booleans()):
+        lengths = [[draw(st.integers(0, n)) for n in contexts] for _ in range(batch)]
+    shown = None
+    if draw(st.booleans()):
+        shown = [[draw(st.booleans()) for _ in range(sum(contexts))] for _ in range(batch)]
+    flags = [draw(st.booleans()) for _ in range(batch)] if draw(st.booleans()) else None
+    kv_heads, share = draw(st.sampled_from([(1, 1), (2, 1), (2, 3), (1, 4)]))
+    return {
+        "grid": grid,
+        "tiles": tiles,
+        "window": window,
+        "roles": roles,
+        "segments": segments,
+        "batch": batch,
+        "key_lengths": lengths,
+        "key_mask": shown,
+        "dense": flags,
+        "heads": (kv_heads * share, kv_heads),
+        "head_dim": draw(st.sampled_from([1, 8, 40])),
+        "layouts": [draw(st.sampled_from(["bhnd", "bnhd"])) for _ in range(3)],
+        "fused": draw(st.booleans()),
+        "scale": draw(st.sampled_from([0.125, 1.0, -0.5])),
+        "dtype": draw(st.sampled_from([torch.float32, torch.float64])),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+def build(problem, poison=None):
+    """(arguments of the operator, mask of the definition)"""
+    p = problem
+    generator = torch.Generator().manual_seed(p["seed"])
+    keys = sum(p["segments"])
+    queries = sum(n for n, r in zip(p["segments"], p["roles"], strict=True) if r != "keys")
+    heads, kv_heads = p["heads"]
+    q, k, v = (
+        strided((p["batch"], h, tokens, p["head_dim"]), layout, generator, p["dtype"], p["fused"])
+        for h, tokens, layout in zip(
+            (heads, kv_heads, kv_heads), (queries, keys, keys), p["layouts"], strict=True
+        )
+    )
+    lengths = None if p["key_lengths"] is None else torch.tensor(p["key_lengths"])
+    dense = None if p["dense"] is None else torch.tensor(p["dense"])
+    shown = None
+    if p["key_mask"] is not None:
+        shown = torch.tensor(p["key_mask"], dtype=torch.bool).view(p["batch"], -1)
+    mask = oracle.full_mask(
+        p["grid"],
+        p["tiles"],
+        p["window"],
+        p["roles"],
+        p["segments"],
+        p["batch"],
+        lengths,
+        dense,
+        shown,
+    )
+    if poison is not None:
+        unseen = ~mask.any(1)[:, None, :, None]
+        k, v = (torch.where(unseen, poison, x) for x in (k, v))
+    spec = AttentionSpec(p["roles"], tiles=p["tiles"], window=p["window"]).text()
+    rest = p["segments"], list(p["grid"]), spec, p["scale"]
+    return (q, k, v, lengths, dense, *rest, *([] if shown is None else [shown])), mask
+
+
+BASE = {
+    "grid": (3, 4, 5),
+    "tiles": (3, 2, 3),
+    "window": (1, 1, 3),
+    "roles": ("context", "video", "context"),
+    "segments": [7, 60, 5],
+    "batch": 2,
+    "key_lengths": [[3, 5], [0, 1]],
+    "key_mask": None,
+    "dense": [False, True],
+    "heads": (4, 2),
+    "head_dim": 8,
+    "layouts": ["bnhd", "bhnd", "bnhd"],
+    "fused": False,
+    "scale": 0.3,
+    "dtype": torch.float64,
+    "seed": 0,
+}
+
+MASKED = BASE | {
+    "roles": ("keys", "video", "context"),
+    "key_mask": [[i % 3 == 0 for i in range(12)], [i % 4 != 1 for i in range(12)]],
+}
