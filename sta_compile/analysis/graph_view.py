@@ -47,6 +47,14 @@ _ALIASES = {
     "_softmax": "softmax",
     "_safe_softmax": "softmax",
     "mod": "remainder",
+    # Products of (activations, packed weights, ...), of torch and of bitsandbytes.
+    "_scaled_mm": "mm",
+    "_int_mm": "mm",
+    "_weight_int8pack_mm": "linear",
+    "_weight_int4pack_mm": "linear",
+    "gemm_4bit": "linear",
+    "gemv_4bit": "linear",
+    "int8_scaled_mm": "linear",
 }
 _INPLACE_OPERATORS = {
     "iadd": "add",

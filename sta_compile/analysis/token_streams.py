@@ -15,6 +15,7 @@ from .trace_dims import DimTrace
 
 _MIXING = (
     "linear",
+    "int8_mixed_scaled_mm",
     "matmul",
     "bmm",
     "mm",
@@ -134,21 +135,21 @@ def _contains(axis: Axis, wanted: Axis) -> bool:
     return n > 0 and any(axis[i : i + n] == wanted for i in range(len(axis) - n + 1))
 
 
+# The same tokens in another type, shape or memory.
+_COPIES = (
+    "to", "float", "type_as", "contiguous", "clone", "dropout", "half", "double", "bfloat16",
+    "view", "reshape", "flatten", "unflatten",
+)  # fmt: skip
+
+
 def _canonical(node: torch.fx.Node) -> torch.fx.Node:
-    """The value before casts and copies, which several projections may each make of their own."""
-    while canonical_name(node) in (
-        "to",
-        "float",
-        "type_as",
-        "contiguous",
-        "clone",
-        "dropout",
-        "half",
-        "double",
-        "bfloat16",
-    ):
-        source = node.args[0]
-        if not is_tensor(source):
+    """The value before casts, copies and views, which several projections may each make of their own."""
+    while True:
+        source = node.args[0] if node.args else None
+        if not isinstance(source, torch.fx.Node):
+            return node
+        if canonical_name(node) == "getitem" and canonical_name(source) == "int8_vectorwise_quant":
+            source = source.args[0]  # type: ignore[assignment]
+        elif canonical_name(node) not in _COPIES or not is_tensor(source):
             return node
         node = source  # type: ignore[assignment]
-    return node

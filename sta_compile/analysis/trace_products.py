@@ -7,14 +7,33 @@ from __future__ import annotations
 
 import torch.fx
 
-from .axes import Axis, fresh, unify
-from .graph_view import argument, canonical_name
-from .trace_dims import DimTrace, Traced, operand, shape_of
+from .axes import Axis, fresh, size_of, unify
+from .graph_view import argument, canonical_name, fake_value
+from .trace_dims import DimTrace, Traced, fresh_dims, operand, shape_of
 
 
 def linear(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     dims = operand(trace, node)
     return None if dims is None else (*dims[:-1], fresh(shape_of(node)[-1]))
+
+
+def mixed_linear(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """bitsandbytes::int8_mixed_scaled_mm: the product, and what is kept of the columns too large for int8."""
+    dims, (_, outliers) = operand(trace, node), fake_value(node)
+    if dims is None:
+        return None
+    return [
+        (*dims[:-1], fresh(size_of(fake_value(node)[0].shape[-1]))),
+        None if outliers is None else fresh_dims(outliers),
+    ]
+
+
+def row_quantize(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """bitsandbytes::int8_vectorwise_quant: int8 rows, a scale for each, and the columns left out."""
+    dims, (*_, outliers) = operand(trace, node), fake_value(node)
+    if dims is None:
+        return None
+    return [dims, dims[:-1], None if outliers is None else fresh_dims(outliers)]
 
 
 def matmul(trace: DimTrace, node: torch.fx.Node) -> Traced | None:

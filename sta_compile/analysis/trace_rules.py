@@ -25,7 +25,16 @@ from .axes import (
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, operand, pointwise, shape_of
 from .trace_index import getitem, narrow, select, slices
-from .trace_products import attention, conv, einsum, linear, matmul, outer
+from .trace_products import (
+    attention,
+    conv,
+    einsum,
+    linear,
+    matmul,
+    mixed_linear,
+    outer,
+    row_quantize,
+)
 
 Rule = Callable[[DimTrace, torch.fx.Node], "Traced | None"]
 
@@ -301,6 +310,8 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (transform, "layer_norm rms_norm"),
     (group_norm, "group_norm"),
     (linear, "linear"),
+    (mixed_linear, "int8_mixed_scaled_mm"),
+    (row_quantize, "int8_vectorwise_quant"),
     (matmul, "matmul bmm mm baddbmm addmm"),
     (einsum, "einsum"),
     (outer, "outer"),
