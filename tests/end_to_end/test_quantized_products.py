@@ -60,7 +60,7 @@ def bitsandbytes_int8_with_outliers(x: Tensor, weight: Tensor, scale: Tensor) ->
 
 
 @pytest.mark.parametrize(
-    "product", (int_mm, int8pack_mm, bitsandbytes_int8, bitsandbytes_int8_with_outliers)
+    "product", [int_mm, int8pack_mm, bitsandbytes_int8, bitsandbytes_int8_with_outliers]
 )
 def test_projections(product: Callable[..., Tensor]) -> None:
     model = TinyVideo(layers=1, width=32, heads=2, head_dim=16)
