@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 import torch.fx
 
-from .analysis.axes import axis_size, size_of
+from .analysis.attention_site import sizes_of
+from .analysis.axes import Size, axis_size, size_of
 from .analysis.graph_view import GraphView, fake_value
 from .analysis.infer_grid import VideoAttention
 from .analysis.trace_dims import DimTrace
@@ -90,10 +91,10 @@ def _dense_flags(
     )
 
 
-def _batch(found: VideoAttention, noise: NoisePlan) -> int:
+def _batch(found: VideoAttention, noise: NoisePlan) -> Size:
     """Samples that have a timestep of their own: the attention's batch, or the timestep's where heads are merged into it."""
-    q = fake_value(found.site.q)
-    if q.dim() == 4:
-        return size_of(q.shape[0])
+    site = found.site
+    if site.q_order.heads is not None or site.q_order.batch is None:
+        return sizes_of(site.q, site.q_order, site.samples)[0]
     shape = [] if noise.fact is None else list(fake_value(noise.fact.node).shape)
     return size_of(shape[0]) if shape else 1

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import sympy
 import torch.fx
 
+from .attention_site import AttentionSite, Order, sizes_of
 from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, size_of
-from .find_attention import AttentionSite
 from .graph_view import fake_value, is_parameter
 from .prove_mask import Below, Everywhere, lower_bound, prove_mask
 from .token_streams import TokenStreams
@@ -110,12 +110,11 @@ class GridInference:
 
     def classify(self, site: AttentionSite) -> VideoAttention | Refusal | None:
         """What a site is; None for attention that is not over video tokens (cross-attention, text)."""
-        q, k, v = (self.trace.dims(n) for n in (site.q, site.k, site.v))
-        if q is None or k is None or v is None or len(q) < 3:
-            return None
-        q_axis, v_axis = q[-2], v[-2]
-        k_axis = k[-1] if site.key_transposed else k[-2]
-        if not same_axis(k_axis, v_axis):
+        if site.opaque:
+            return self._opaque(site)
+        axes = [self._token_axis(site, *operand) for operand in site.operands]
+        q_axis, k_axis, v_axis = axes
+        if q_axis is None or k_axis is None or v_axis is None or not same_axis(k_axis, v_axis):
             return None
         parts = segments_of(q_axis)
         grids = [i for i, part in enumerate(parts) if self._grid(part) is not None]
@@ -123,7 +122,7 @@ class GridInference:
             return self._unequal(site, parts, grids, segments_of(k_axis))
         if not self.streams.same_stream(site, parts[grids[0]] if grids else q_axis):
             return None
-        if self._frames_in_batch(q):
+        if self._frames_in_batch(site):
             return Refusal(
                 site.name,
                 "factorised attention: frames or positions are in the batch axis",
@@ -143,14 +142,38 @@ class GridInference:
             return Refusal(
                 site.name, "the sequence holds the video grid more than once", "report the model"
             )
-        return self._video(site, parts, grids[0], q)
+        return self._video(site, parts, grids[0])
+
+    def _token_axis(self, site: AttentionSite, node: torch.fx.Node, order: Order) -> Axis | None:
+        """The tokens of one sample; where samples stand one after the other, they are the outer factors."""
+        dims = self.trace.dims(node)
+        if dims is None:
+            return None
+        axis = resolve(dims[order.tokens])
+        outer: Size = 1
+        while order.packed and not same_size(outer, site.samples):
+            if not axis:
+                return None
+            outer, axis = outer * axis_size(axis[:1]), axis[1:]
+        return axis
+
+    def _opaque(self, site: AttentionSite) -> Refusal | None:
+        """Attention of which no more is known than what it reads."""
+        assert site.problem is not None
+        q, k = (self.trace.dims(n) or () for n in (site.q, site.k))
+        keys = [part for axis in k for part in segments_of(axis)]
+        shared = [part for axis in q for part in segments_of(axis) if part in keys]
+        if not any(part in shared for axis in q for part in segments_of(axis) if len(part) > 1):
+            return None
+        over_grid = any(self._grid(part) is not None for part in shared)
+        return Refusal(site.name, site.problem.reason, site.problem.hint, over_grid=over_grid)
 
     def _video(
-        self, site: AttentionSite, parts: tuple[Axis, ...], index: int, q: tuple[Axis, ...]
+        self, site: AttentionSite, parts: tuple[Axis, ...], index: int
     ) -> VideoAttention | Refusal:
         grid = self._grid(parts[index])
         assert grid is not None
-        problem = self._unsupported(site, q)
+        problem = self._unsupported(site)
         if problem is not None:
             return problem
         segments = tuple(
@@ -161,8 +184,10 @@ class GridInference:
             return lengths
         return VideoAttention(site, grid, segments, lengths)
 
-    def _unsupported(self, site: AttentionSite, q: tuple[Axis, ...]) -> Refusal | None:
-        head_dim = size_of(fake_value(site.q).shape[-1])
+    def _unsupported(self, site: AttentionSite) -> Refusal | None:
+        head_dim = sizes_of(site.q, site.q_order, site.samples)[3]
+        if site.problem is not None:
+            return Refusal(site.name, site.problem.reason, site.problem.hint)
         if site.causal:
             return Refusal(site.name, "causal attention over video tokens", "nothing to do")
         if site.dropout > 0:
@@ -175,10 +200,10 @@ class GridInference:
                 f"head dim {head_dim}: kernels take multiples of 8 up to 256",
                 "nothing to do",
             )
-        if len(q) not in (3, 4) or (len(q) == 3 and site.mask is not None):
+        if site.q_order.heads is None and site.mask is not None:
             return Refusal(
                 site.name,
-                f"q has {len(q)} dimensions with{'' if site.mask is not None else 'out'} a mask",
+                "its heads are merged into the batch, and it has a mask",
                 "call attention on [batch, heads, tokens, head_dim]",
             )
         if not _operands_agree(site):
@@ -294,11 +319,16 @@ class GridInference:
             self.streams.stream(site.q, part) & self.streams.tokens_of_latent(resolve(part))
         )
 
-    def _frames_in_batch(self, q: tuple[Axis, ...]) -> bool:
+    def _frames_in_batch(self, site: AttentionSite) -> bool:
         """Is a part of q's batch axis an axis of the latent other than its batch?"""
         latents = (*self._inputs, *self._outputs)
         inner = {axis[0] for axes in latents for axis in axes[1:] if axis}
-        batch = {f for axis in q[:-3] or q[:1] for f in resolve(axis, to_grid=True)}
+        order = site.q_order
+        others = (order.heads, order.tokens, order.features)
+        dims = self.trace.dims(site.q) or ()
+        batch = {
+            f for d, axis in enumerate(dims) if d not in others for f in resolve(axis, to_grid=True)
+        }
         return any(f in inner for f in batch if isinstance(f, Atom))
 
 
@@ -310,14 +340,14 @@ def _per_sample(mask: torch.fx.Node) -> bool:
 
 def _operands_agree(site: AttentionSite) -> bool:
     """Attention broadcasts any axis of k and v; the operator takes a number of key heads that divides the queries'."""
-    q, k, v = (list(map(size_of, fake_value(n).shape)) for n in (site.q, site.k, site.v))
-    if site.key_transposed:
-        k[-2:] = k[:-3:-1]
-    if not len(q) == len(k) == len(v) or not all(map(same_size, k, v)):
+    q, k, v = (sizes_of(node, order, site.samples) for node, order in site.operands)
+    if any((order.heads is None) != (site.q_order.heads is None) for _, order in site.operands):
         return False
-    if not all(map(same_size, q[-2:], k[-2:])) or not same_size(q[0], k[0]):
+    if not all(map(same_size, k, v)):
         return False
-    if len(q) == 3 or same_size(q[1], k[1]):
+    if not all(map(same_size, q[2:], k[2:])) or not same_size(q[0], k[0]):
+        return False
+    if same_size(q[1], k[1]):
         return True
     return isinstance(q[1], int) and isinstance(k[1], int) and k[1] > 0 and q[1] % k[1] == 0
 

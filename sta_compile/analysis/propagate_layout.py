@@ -69,8 +69,11 @@ class LayoutBuilder:
         """Nodes inside decomposed attentions that nothing else reads once the attentions are replaced."""
         operands = {n for site in self.sites.values() for n in (site.q, site.k, site.v)}
         dead: set[torch.fx.Node] = set()
+        private = {node for site in self.sites.values() for node in site.private}
         for node in reversed(self.view.nodes):
-            if node in self.sites or node in operands or is_inplace(node):
+            if node in self.sites or node in operands:
+                continue
+            if is_inplace(node) and node not in private:
                 continue
             if node.op in ("output", "placeholder") or not node.users:
                 continue

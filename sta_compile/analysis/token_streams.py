@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch.fx
 
+from .attention_calls import operands_of
+from .attention_site import AttentionSite
 from .axes import Axis, atoms_of, resolve, segments_of
-from .find_attention import AttentionSite
-from .graph_view import argument, canonical_name, is_parameter, is_tensor
+from .graph_view import canonical_name, is_parameter, is_tensor
 from .trace_dims import DimTrace
 
 _MIXING = (
@@ -124,8 +125,9 @@ def _passed_on(node: torch.fx.Node, sources: list[torch.fx.Node]) -> list[torch.
     name = canonical_name(node)
     if name in _SUMS:
         return []
-    if name == "scaled_dot_product_attention":
-        return [argument(node, 0, "query")]
+    operands = operands_of(node)
+    if operands is not None:
+        return [operands.q]
     first = {"matmul": 0, "bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1, "einsum": 1}.get(name)
     return sources if first is None or len(node.args) <= first else [node.args[first]]  # type: ignore[list-item]
 

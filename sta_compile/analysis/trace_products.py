@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch.fx
 
+from .attention_calls import operands_of
 from .axes import Axis, fresh, size_of, unify
 from .graph_view import argument, canonical_name, fake_value
 from .trace_dims import DimTrace, Traced, fresh_dims, operand, shape_of
@@ -111,12 +112,20 @@ def conv(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 
 def attention(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    q, k, v = (trace.dims(argument(node, i, n)) for i, n in enumerate(("query", "key", "value")))
-    mask = trace.dims(argument(node, 3, "attn_mask"))
-    if q is None or k is None or v is None or not unify(k[-2], v[-2]):
+    operands = operands_of(node)
+    if operands is None:
         return None
-    for axis, other in zip((k[-2], q[-2]), reversed(mask or ()), strict=False):
+    q, k, v = map(trace.dims, (operands.q, operands.k, operands.v))
+    tokens = operands.order.tokens
+    if q is None or k is None or v is None or not unify(k[tokens], v[tokens]):
+        return None
+    mask = None if operands.mask is None else trace.dims(operands.mask)
+    for axis, other in zip((k[tokens], q[tokens]), reversed(mask or ()), strict=False):
         if axis and other:
             trace.relate(node, axis, other)
     trace.relate(node, q[-1], k[-1])
-    return (*q[:-1], v[-1])
+    out, value = (*q[:-1], v[-1]), fake_value(node)
+    if not isinstance(value, (tuple, list)):
+        return out
+    rest = map(fresh_dims, value[1:])
+    return [out, *(dims if isinstance(dims, tuple) else None for dims in rest)]

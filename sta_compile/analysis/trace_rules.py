@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.fx
 
+from .attention_names import ORDERS
 from .axes import (
     Axis,
     Size,
@@ -316,7 +317,7 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (einsum, "einsum"),
     (outer, "outer"),
     (conv, "conv1d conv2d conv3d"),
-    (attention, "scaled_dot_product_attention"),
+    (attention, " ".join(ORDERS)),
     (meshgrid, "meshgrid"),
     (complex_view, "view_as_complex view_as_real"),
     (embedding, "embedding"),

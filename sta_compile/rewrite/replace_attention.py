@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -11,11 +11,13 @@ import torch
 import torch.fx
 
 from .. import _torch
+from ..analysis.attention_site import Order, sizes_of
 from ..analysis.axes import Axis, Size, resolve, same_size, size_of
 from ..analysis.graph_view import GraphView, fake_value, is_inplace
 from ..analysis.infer_grid import ContextLengths, VideoAttention
 from ..analysis.trace_dims import DimTrace
 from .fake_values import add_call
+from .tensor_order import from_batch_heads_tokens, to_batch_heads_tokens
 from .thread_value import ValueThreads
 
 Number = int | torch.fx.Node
@@ -98,18 +100,14 @@ def replace_attention(
     def call(op: str, target: Any, *args: Any) -> torch.fx.Node:
         return add_call(graph, op, target, args, like=old)
 
-    def operand(node: torch.fx.Node, transposed: bool = False) -> torch.fx.Node:
-        node = copies.get((old, node), node)
-        if transposed:
-            node = call("call_method", "transpose", node, -1, -2)
-        if fake_value(node).dim() == 3:  # [batch * heads, tokens, head_dim]
-            node = call("call_method", "unsqueeze", node, 1)
+    def operand(node: torch.fx.Node, order: Order) -> torch.fx.Node:
+        node = to_batch_heads_tokens(copies.get((old, node), node), order, site.samples, old)
         if fake_value(node).dtype != dtype:  # what autocast does to SDPA's inputs
             node = call("call_method", "to", node, dtype)
         return node
 
     with graph.inserting_before(old):
-        q, k, v = operand(site.q), operand(site.k, site.key_transposed), operand(site.v)
+        q, k, v = (operand(node, order) for node, order in site.operands)
         result = call(
             "call_function",
             torch.ops.sta.attention.default,
@@ -124,20 +122,21 @@ def replace_attention(
             site.scale,
         )
         out = call("call_function", operator.getitem, result, 0)
-        if fake_value(old).dim() == 3:
-            out = call("call_method", "squeeze", out, 1)
+        out = from_batch_heads_tokens(out, site.out_order, old)
     old.replace_all_uses_with(out)
-    _erase_unread(old)
+    _erase_unread(old, site.private)
     view.owner[out] = view.owner[old]
     return out
 
 
-def _erase_unread(node: torch.fx.Node) -> None:
-    """Removes a node without readers, then what only it read."""
+def _erase_unread(node: torch.fx.Node, private: Collection[torch.fx.Node]) -> None:
+    """Removes a node without readers, then what only it read. private: writes that nothing else sees."""
     stack = [node]
     while stack:
         unread = stack.pop()
-        if unread.users or unread.op not in ("call_function", "call_method") or is_inplace(unread):
+        if unread.users or unread.op not in ("call_function", "call_method"):
+            continue
+        if is_inplace(unread) and unread not in private:
             continue
         inputs = list(unread.all_input_nodes)
         unread.graph.erase_node(unread)
@@ -158,17 +157,18 @@ class FlagNodes:
             return None
         site = found.site
         flags = self.threads.reach(self.dense_root, self.view.owner[site.node])
-        batch = fake_value(site.q).shape[0]
-        if same_size(size_of(fake_value(flags).shape[0]), size_of(batch)) and (
-            fake_value(site.q).dim() == 4
-        ):
+        batch = sizes_of(site.q, site.q_order, site.samples)[0]
+        merged = site.q_order.batch is not None and site.q_order.heads is None
+        if same_size(size_of(fake_value(flags).shape[0]), batch) and not merged:
             return flags
         graph = site.node.graph
         with graph.inserting_before(site.node):
             size = (
                 batch
                 if isinstance(batch, int)
-                else add_call(graph, "call_method", "size", (site.q, 0), like=site.node)
+                else add_call(
+                    graph, "call_method", "size", (site.q, site.q_order.batch), like=site.node
+                )
             )
             one = add_call(graph, "call_method", "any", (flags,), like=site.node)
             return add_call(graph, "call_method", "expand", (one, size), like=site.node)
@@ -188,26 +188,26 @@ class FlagNodes:
         key = (limit, owner, len(contexts))
         if key not in self._lengths:
             with graph.inserting_before(site.node):
-                self._lengths[key] = self._emit_lengths(site.node, site.q, limit, lengths, contexts)
+                self._lengths[key] = self._emit_lengths(found, limit, lengths, contexts)
         return self._lengths[key]
 
     def _emit_lengths(
         self,
-        node: torch.fx.Node,
-        q: torch.fx.Node,
+        found: VideoAttention,
         limit: torch.fx.Node,
         lengths: ContextLengths,
         contexts: Sequence[Number],
     ) -> torch.fx.Node:
+        site, node = found.site, found.site.node
         graph = node.graph
 
         def method(target: str, *args: Any) -> torch.fx.Node:
             return add_call(graph, "call_method", target, args, like=node)
 
-        batch = method("size", q, 0)
+        batch = method("size", site.q, site.q_order.batch)
         start = _torch.simplified(lengths.start, _torch.shape_env_of(self.view.gm))
         if not isinstance(start, int):
-            total = method("size", q, 2)
+            total = method("size", site.q, site.q_order.tokens)
             last = contexts[-1]
             start = add_call(graph, "call_function", operator.sub, (total, last), like=node)
         flat = method("expand", method("reshape", limit, -1), batch)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Interpreter, Node
 
-from sta_compile.analysis.find_attention import AttentionSite, find_attention
+from sta_compile.analysis.attention_site import AttentionSite, Order
+from sta_compile.analysis.find_attention import find_attention
 from sta_compile.analysis.graph_view import GraphView
 from tests.analysis.traced import capture, capture_with_inputs
 
@@ -38,6 +39,19 @@ def in_float(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
     return scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype) @ v
 
 
+def written_between(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    q = q + 1
+    scores = q @ k.mT
+    q.zero_()
+    return scores.softmax(-1) @ v + q.sum()
+
+
+def scaled_behind_its_back(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores.mul_(2)
+    return scores.softmax(-1) @ v
+
+
 SPELLINGS: dict[str, Attention] = {
     "positional": lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v),
     "keywords": lambda q, k, v, m: F.scaled_dot_product_attention(query=q, key=k, value=v),
@@ -60,6 +74,46 @@ SPELLINGS: dict[str, Attention] = {
     "bmm": lambda q, k, v, m: torch.bmm(
         torch.bmm(q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)).softmax(-1), v.flatten(0, 1)
     ),
+    "mask on the left": lambda q, k, v, m: (m + q @ k.mT * SCALE).softmax(-1) @ v,
+    "k transposed before its head split": lambda q, k, v, m: (
+        (q @ k.flatten(0, 1).permute(0, 2, 1).unflatten(0, (2, 3))).softmax(-1) @ v
+    ),
+    "scores turned": lambda q, k, v, m: (k @ q.mT).mT.softmax(-1) @ v,
+    "softmax over rows": lambda q, k, v, m: (k @ q.mT).softmax(-2).mT @ v,
+    "values on the left": lambda q, k, v, m: v.mT @ (k @ q.mT).softmax(-2),
+    "less the maximum": lambda q, k, v, m: (
+        ((s := q @ k.mT) - s.amax(-1, keepdim=True)).softmax(-1) @ v
+    ),
+    "less max": lambda q, k, v, m: (
+        ((s := q @ k.mT) - s.max(dim=-1, keepdim=True)[0]).softmax(-1) @ v
+    ),
+    "in place": lambda q, k, v, m: (q @ k.mT).mul_(SCALE).softmax(-1) @ v,
+    "mask added in place": lambda q, k, v, m: (q @ k.mT).mul_(SCALE).add_(m).softmax(-1) @ v,
+    "einsum": lambda q, k, v, m: torch.einsum(
+        "bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v
+    ),
+    "einsum, tokens first": lambda q, k, v, m: torch.einsum(
+        "bhqk,bkhd->bqhd",
+        torch.einsum("bqhd,bkhd->bhqk", *(x.transpose(1, 2) for x in (q, k))).softmax(-1),
+        v.transpose(1, 2),
+    ),
+    "einsum, sequence first": lambda q, k, v, m: torch.einsum(
+        "nmbh,mbhd->nbhd",
+        torch.einsum("nbhd,mbhd->nmbh", *(x.permute(2, 0, 1, 3) for x in (q, k))).softmax(1),
+        v.permute(2, 0, 1, 3),
+    ),
+    "einsum, values first": lambda q, k, v, m: torch.einsum(
+        "...kd,...qk->...qd", v, torch.einsum("...qd,...kd->...qk", q, k).softmax(-1)
+    ),
+    "scores split into heads": lambda q, k, v, m: (
+        torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT)
+        .view(2, 3, 5, 7)
+        .softmax(-1)
+        .view(6, 5, 7)
+        .bmm(v.flatten(0, 1))
+    ),
+    "no heads": lambda q, k, v, m: (q[:, 0] @ k[:, 0].mT).softmax(-1) @ v[:, 0],
+    "three dimensions": lambda q, k, v, m: F.scaled_dot_product_attention(q[0], k[0], v[0]),
     "method": lambda q, k, v, m: q.matmul(k.transpose(-1, -2)).mul(SCALE).softmax(-1).matmul(v),
 }
 
@@ -82,15 +136,19 @@ def tensors(dtype: torch.dtype = torch.float32) -> list[Tensor]:
 
 
 def recomputed(site: AttentionSite, values: Values) -> Tensor:
-    q, k, v = (values.of(node) for node in (site.q, site.k, site.v))
-    assert q is not None
-    assert k is not None
-    assert v is not None
-    k = k.transpose(-1, -2) if site.key_transposed else k
+    q, k, v = (in_order(values.env[node], order) for node, order in site.operands)
     mask = values.of(site.mask)
-    return F.scaled_dot_product_attention(
+    out = F.scaled_dot_product_attention(
         q, k, v, mask, is_causal=site.causal, scale=site.scale, enable_gqa=site.gqa
     )
+    assert out.shape == in_order(values.env[site.node], site.out_order).shape
+    return out
+
+
+def in_order(x: Tensor, order: Order) -> Tensor:
+    """The value as [batch, heads, tokens, features], as far as it has these."""
+    dims = (order.batch, order.heads, order.tokens, order.features)
+    return x.permute([d for d in dims if d is not None])
 
 
 def found_in(function: Callable[..., Any], *inputs: Tensor) -> list[AttentionSite]:
@@ -104,7 +162,9 @@ def test_a_site_computes_what_the_graph_computes(name: str) -> None:
     (site,) = find_attention(GraphView(gm))
     values = Values(gm)
     values.run(*examples)
-    torch.testing.assert_close(recomputed(site, values), values.of(site.node))
+    wanted = in_order(values.env[site.node], site.out_order)
+    torch.testing.assert_close(recomputed(site, values), wanted)
+    assert site.problem is None
     assert (site.mask is not None) == ("mask" in name or name == "all positional")
 
 
@@ -143,26 +203,52 @@ NOT_ATTENTION: dict[str, Attention] = {
     "softmax of queries": lambda q, k, v, m: (q @ k.mT).softmax(-2) @ v,
     "softmax alone": lambda q, k, v, m: q.softmax(-1) @ v[..., :8, :].mT.contiguous()[..., :8, :],
     "gate": lambda q, k, v, m: q.softmax(-1) * q,
-    "probabilities are read too": lambda q, k, v, m: (
-        (p := (q @ k.mT).softmax(-1)) @ v + p.sum(-1, keepdim=True)
-    ),
-    "dropout in training": lambda q, k, v, m: F.dropout((q @ k.mT).softmax(-1), 0.1) @ v,
     "tanh between": lambda q, k, v, m: (q @ k.mT).tanh().softmax(-1) @ v,
-    "scores times a tensor": lambda q, k, v, m: ((q @ k.mT) * m).softmax(-1) @ v,
-    "scale after the mask": lambda q, k, v, m: ((q @ k.mT + m) * SCALE).softmax(-1) @ v,
-    "values on the left": lambda q, k, v, m: v.mT @ (k @ q.mT).softmax(-1),
+    "values over queries": lambda q, k, v, m: v.mT @ (k @ q.mT).softmax(-1),
     "linear attention": lambda q, k, v, m: q.relu() @ (k.relu().mT @ v),
-    "two masks": lambda q, k, v, m: (q @ k.mT + m + m).softmax(-1) @ v,
-    "beta and a mask": lambda q, k, v, m: (
-        torch.baddbmm(
-            m.expand(2, 3, 5, 7).flatten(0, 1),
-            q.flatten(0, 1),
-            k.flatten(0, 1).mT,
-            beta=0.5,
-        ).softmax(-1)
-        @ v.flatten(0, 1)
+}
+
+PROBLEMS: dict[str, tuple[str, Attention]] = {
+    "probabilities": (
+        "probabilities are read",
+        lambda q, k, v, m: (p := (q @ k.mT).softmax(-1)) @ v + p.sum(-1, keepdim=True),
+    ),
+    "tensor": ("multiplied by a tensor", lambda q, k, v, m: ((q @ k.mT) * m).softmax(-1) @ v),
+    "scaled mask": ("mask is", lambda q, k, v, m: ((q @ k.mT + m) * SCALE).softmax(-1) @ v),
+    "two masks": ("two tensors", lambda q, k, v, m: (q @ k.mT + m + m).softmax(-1) @ v),
+    "masked_fill": (
+        "masked by `masked_fill`",
+        lambda q, k, v, m: (q @ k.mT).masked_fill(m > 0, -9e9).softmax(-1) @ v,
+    ),
+    "where": (
+        "masked by `where`",
+        lambda q, k, v, m: torch.where(m > 0, q @ k.mT, -9e9).softmax(-1) @ v,
+    ),
+    "written": ("written in place", written_between),
+    "scaled behind its back": ("written in place", scaled_behind_its_back),
+    "beta": (
+        "mask is",
+        lambda q, k, v, m: (
+            torch.baddbmm(
+                m.expand(2, 3, 5, 7).flatten(0, 1), q.flatten(0, 1), k.flatten(0, 1).mT, beta=0.5
+            ).softmax(-1)
+            @ v.flatten(0, 1)
+        ),
     ),
 }
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_attention_that_has_no_replacement_says_why(name: str) -> None:
+    reason, function = PROBLEMS[name]
+    (site,) = found_in(function, *tensors())
+    assert site.problem is not None
+    assert reason in site.problem.reason
+
+
+def test_dropout_of_probabilities_is_told() -> None:
+    (site,) = found_in(lambda q, k, v, m: F.dropout((q @ k.mT).softmax(-1), 0.1) @ v, *tensors())
+    assert site.dropout == 0.1
 
 
 @pytest.mark.parametrize("name", NOT_ATTENTION)

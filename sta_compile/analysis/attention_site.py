@@ -1,0 +1,107 @@
+"""One attention computation of a graph, whatever its spelling: which values, and which of their dimensions is what.
+
+`einsum("bqhd,bkhd->bhqk", q, k)` reads q as [batch, tokens, heads, features]: its `Order` is (batch 0, heads 2, tokens 1,
+features 3). bmm reads [batch * heads, tokens, features], which has no dimension of heads; flash-attn's packed form reads
+[batch * tokens, heads, features], where batch and tokens are one dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.fx
+
+from .axes import Size, size_of
+from .graph_view import fake_value
+
+
+@dataclass(frozen=True)
+class Order:
+    """Dimensions of a tensor by what they hold. batch, heads: None if the tensor has no such dimension.
+
+    batch == tokens: one dimension holds both, the samples one after the other.
+    """
+
+    batch: int | None
+    heads: int | None
+    tokens: int
+    features: int
+
+    @property
+    def packed(self) -> bool:
+        return self.batch == self.tokens
+
+    def before(self, moved: Sequence[int]) -> Order:
+        """The order of what a transpose read. moved: which dimension of its input each of its output's is."""
+        batch, heads = (None if d is None else moved[d] for d in (self.batch, self.heads))
+        return Order(batch, heads, moved[self.tokens], moved[self.features])
+
+
+BHND = Order(0, 1, 2, 3)
+BNHD = Order(0, 2, 1, 3)
+BND = Order(0, None, 1, 2)  # heads merged into the batch, or none
+NHD = Order(None, 1, 0, 2)  # one sample
+PACKED = Order(0, 1, 0, 2)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why an attention can't be replaced, though it is one, and what to do."""
+
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionSite:
+    """One attention computation.
+
+    node: its output. q, k, v: what it reads; q_order, ...: their dimensions.
+    scale: factor of q @ k^T before the softmax.
+    mask: the mask node, or None. causal, gqa, dropout: as in SDPA.
+    samples: sequences of equal length in a packed dimension.
+    steps: the nodes that compute it, where they are several; they read q, k and v at different times.
+    private: those of them that write in place into memory that nothing else sees.
+    problem: set where this spelling, or what is asked of it, has no replacement.
+    opaque: nothing is known of the dimensions.
+    """
+
+    node: torch.fx.Node
+    q: torch.fx.Node
+    k: torch.fx.Node
+    v: torch.fx.Node
+    scale: float
+    name: str
+    mask: torch.fx.Node | None = None
+    q_order: Order = BHND
+    k_order: Order = BHND
+    v_order: Order = BHND
+    out_order: Order = BHND
+    causal: bool = False
+    gqa: bool = False
+    dropout: float = 0.0
+    samples: int = 1
+    steps: tuple[torch.fx.Node, ...] = ()
+    private: frozenset[torch.fx.Node] = frozenset()
+    problem: Problem | None = None
+    opaque: bool = False
+
+    @property
+    def operands(self) -> tuple[tuple[torch.fx.Node, Order], ...]:
+        return (self.q, self.q_order), (self.k, self.k_order), (self.v, self.v_order)
+
+
+def sizes_of(node: torch.fx.Node, order: Order, samples: int = 1) -> tuple[Size, Size, Size, Size]:
+    """Sizes as [batch, heads, tokens, features]; 1 for a dimension that the tensor doesn't have."""
+    shape = [size_of(s) for s in fake_value(node).shape]
+    batch = samples if order.batch is None or order.packed else shape[order.batch]
+    heads = 1 if order.heads is None else shape[order.heads]
+    tokens = shape[order.tokens] // samples if order.packed else shape[order.tokens]
+    return batch, heads, tokens, shape[order.features]
+
+
+def default_scale(features: Size) -> float | None:
+    """1 / sqrt(head dim), what every spelling takes if no scale is given; None for a head dim that isn't a number."""
+    return 1.0 / math.sqrt(features) if isinstance(features, int) else None

@@ -1,0 +1,299 @@
+"""Attention as steps: `softmax(scale * q @ k^T + mask) @ v` in matmul, bmm, baddbmm or einsum.
+
+Every dimension of a product gets a label, which follows it through transposes, casts and views up to the softmax and from
+there to the second product. What the labels are called says nothing; which of them are summed over says it all:
+
+    einsum("bqhd,bkhd->bhqk")   b, h in both factors and the result, d summed over, q and k in one factor each
+    softmax(-1)                 over k, so k is the label of the keys and q that of the queries
+    einsum("bhqk,bkhd->bqhd")   sums over k
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.fx
+
+from .attention_site import AttentionSite, Order, Problem
+from .axes import same_size, size_of
+from .graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor, module_path
+from .matrix_products import Labels, Product, batch_labels, moved, product_of
+
+_CASTS = ("to", "float", "half", "bfloat16", "type", "type_as", "contiguous", "clone")
+_VIEWS = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze")
+_MOVES = ("transpose", "permute", "mT", "movedim")
+_FARTHEST = 16  # steps between a product and its softmax
+
+
+@dataclass
+class Scores:
+    """The way from a product to its softmax's input."""
+
+    product: torch.fx.Node
+    steps: list[torch.fx.Node] = field(default_factory=list)  # from the product to the softmax
+    scale: float = 1.0
+    mask: torch.fx.Node | None = None
+    problem: Problem | None = None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def scaled(node: Any) -> tuple[Any, float] | None:
+    """(x, factor) if the node is x * factor or x / factor with a Python number."""
+    name = canonical_name(node)
+    if name not in ("mul", "truediv") or len(node.args) < 2:
+        return None
+    a, b = node.args[:2]
+    if name == "mul" and _number(a) is not None:
+        a, b = b, a
+    factor = _number(b)
+    if factor is None or not is_tensor(a) or (name == "truediv" and factor == 0):
+        return None
+    return a, (factor if name == "mul" else 1.0 / factor)
+
+
+def _scores(node: Any, left: int = _FARTHEST) -> Scores | None:
+    """Walks from a softmax's input back to the product."""
+    if not is_tensor(node) or left == 0:
+        return None
+    name = canonical_name(node)
+    if product_of(node) is not None:
+        return _product_scores(node)
+    inner = scaled(node)
+    if inner is not None:
+        source, factor = inner
+        found = _scores(source, left - 1)
+        if found is not None and found.mask is not None and factor != 1.0:
+            found.problem = _MASK_SCALED
+        if found is not None:
+            found.scale *= factor
+    elif name in (*_CASTS, *_VIEWS, *_MOVES):
+        found = _scores(argument(node, 0, "input"), left - 1)
+    elif name == "sub" and _is_maximum_of(argument(node, 1, "other"), node.args[0]):
+        found = _scores(
+            node.args[0], left - 1
+        )  # a softmax doesn't see what all scores have in common
+    elif name in ("add", "mul", "truediv", "masked_fill", "where"):
+        found = _with_tensor(node, name, left)
+    else:
+        return None
+    if found is not None:
+        found.steps.append(node)
+    return found
+
+
+_MASK_SCALED = Problem("its mask is multiplied by the scale too", "add the mask after the scale")
+
+
+def _product_scores(node: torch.fx.Node) -> Scores:
+    found = Scores(node)
+    if canonical_name(node) == "baddbmm":
+        beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
+        found.scale = float(alpha)  # type: ignore[arg-type]
+        if beta != 0:
+            found.mask = argument(node, 0, "input")
+            if beta != 1:
+                found.problem = _MASK_SCALED
+    found.steps.append(node)
+    return found
+
+
+def _with_tensor(node: torch.fx.Node, name: str, left: int) -> Scores | None:
+    """Scores to which a tensor is added, or that it scales or hides."""
+    operands: list[Any] = [a for a in node.args[:3] if is_tensor(a)]
+    for operand in operands:
+        found = _scores(operand, left - 1)
+        if found is None:
+            continue
+        others = [a for a in operands if a is not operand]
+        if name == "add":
+            if node.kwargs.get("alpha", 1) != 1:
+                found.problem = _MASK_SCALED
+            elif others and found.mask is not None:
+                found.problem = Problem(
+                    "two tensors are added to its scores", "add them up to one mask first"
+                )
+            elif others:
+                found.mask = others[0]
+        elif name in ("mul", "truediv"):
+            found.problem = Problem(
+                "its scores are multiplied by a tensor", "multiply the queries by it instead"
+            )
+        else:
+            found.problem = Problem(
+                f"its scores are masked by `{name}`",
+                "give the mask to torch.nn.functional.scaled_dot_product_attention",
+            )
+        return found
+    return None
+
+
+def _is_maximum_of(node: Any, scores: Any) -> bool:
+    if is_tensor(node) and canonical_name(node) == "getitem":  # max(dim) gives values and indices
+        node = node.args[0]
+    if not isinstance(node, torch.fx.Node) or canonical_name(node) not in ("amax", "max"):
+        return False
+    return bool(node.args) and node.args[0] is scores
+
+
+def _relabelled(node: torch.fx.Node, labels: Labels) -> Labels | None:
+    """Labels after a step of one tensor; None where dimensions of queries or keys are merged or cut."""
+    name, value = canonical_name(node), fake_value(node)
+    if name in _MOVES:
+        order = moved(node, len(labels))
+        return None if order is None else tuple(labels[d] for d in order)
+    if name in _VIEWS:
+        source = fake_value(argument(node, 0, "input"))
+        same = [same_size(size_of(a), size_of(b)) for a, b in _aligned(source.shape, value.shape)]
+        if source.dim() == value.dim() and all(same):
+            return labels
+        if value.dim() < 2 or source.dim() < 2 or not all(same[:2]):
+            return None
+        return (*batch_labels(value.dim()), *labels[-2:])
+    return labels if value.dim() == len(labels) else None
+
+
+def _aligned(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
+    return zip(reversed(a), reversed(b), strict=False)
+
+
+@dataclass(frozen=True)
+class _Output:
+    node: torch.fx.Node
+    product: Product
+    labels: dict[str, str]  # of the product -> of the scores
+    dropout: float
+    problem: Problem | None
+    steps: tuple[torch.fx.Node, ...]
+
+
+def _output(node: torch.fx.Node, labels: Labels) -> _Output | None:
+    """The product that a softmax's output goes into, through casts, views and dropout."""
+    dropout, problem, steps = 0.0, None, []
+    while True:
+        users = list(node.users)
+        if len(users) > 1:
+            problem = Problem("its probabilities are read too", "return no attention weights")
+        user = next((u for u in users if product_of(u) is not None), users[0] if users else None)
+        if user is None:
+            return None
+        steps.append(user)
+        product = product_of(user)
+        if product is not None:
+            mine = product.left_labels if product.left is node else product.right_labels
+            if canonical_name(user) == "baddbmm" and user.kwargs.get("beta", 1) != 0:
+                return None
+            named = dict(zip(mine, labels, strict=True))
+            return _Output(user, product, named, dropout, problem, tuple(steps))
+        name = canonical_name(user)
+        if name == "dropout" and argument(user, 2, "training", True):
+            dropout = max(dropout, float(argument(user, 1, "p", 0.5)))
+        elif name not in (*_CASTS, *_VIEWS, *_MOVES, "dropout"):
+            return None
+        relabelled = _relabelled(user, labels)
+        if relabelled is None or user.args[0] is not node:
+            return None
+        node, labels = user, relabelled
+
+
+def decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
+    """The attention around a softmax, if it is one."""
+    source, dim = argument(softmax, 0, "input"), argument(softmax, 1, "dim")
+    scores = _scores(source)
+    if scores is None or not isinstance(dim, int):
+        return None
+    product = product_of(scores.product)
+    assert product is not None
+    roles = product.roles()
+    labels: Labels | None = product.out_labels
+    for step in scores.steps[1:]:
+        labels = None if labels is None else _relabelled(step, labels)
+    if roles is None or labels is None:
+        return None
+    keys = labels[dim]
+    output = _output(softmax, labels)
+    if output is None or keys not in roles[:2]:
+        return None
+    left, right, summed = roles
+    queries = left if keys == right else right
+    q, k = (product.left, product.right) if keys == right else (product.right, product.left)
+    q_labels, k_labels = (
+        (product.left_labels, product.right_labels)
+        if keys == right
+        else (product.right_labels, product.left_labels)
+    )
+    site = _Sides(
+        queries, keys, summed, tuple(x for x in q_labels if x in k_labels and x != summed)
+    )
+    return site.site(softmax, scores, output, (q, q_labels), (k, k_labels))
+
+
+@dataclass(frozen=True)
+class _Sides:
+    """The labels of the scores by their role; shared: batch and heads, outermost first."""
+
+    queries: str
+    keys: str
+    summed: str
+    shared: Labels
+
+    def order(self, labels: Labels, tokens: str, features: str) -> Order | None:
+        if tokens not in labels or features not in labels or len(self.shared) > 2:
+            return None
+        batch, heads = (*self.shared, None, None)[:2]
+        found: dict[str | None, int] = {x: i for i, x in enumerate(labels)}
+        if set(labels) - {batch, heads, tokens, features}:
+            return None
+        return Order(found.get(batch), found.get(heads), found[tokens], found[features])
+
+    def site(
+        self,
+        softmax: torch.fx.Node,
+        scores: Scores,
+        output: _Output,
+        q: tuple[torch.fx.Node, Labels],
+        k: tuple[torch.fx.Node, Labels],
+    ) -> AttentionSite | None:
+        last = output.product
+        roles = last.roles()
+        if roles is None or output.labels.get(roles[2]) != self.keys:
+            return None
+        probabilities_left = set(last.left_labels) == set(output.labels)
+        rows, features = roles[:2] if probabilities_left else (roles[1], roles[0])
+        if output.labels.get(rows) != self.queries:
+            return None
+        named = {**output.labels, features: "features"}
+        v = last.right if probabilities_left else last.left
+        v_labels = last.right_labels if probabilities_left else last.left_labels
+        orders = (
+            self.order(q[1], self.queries, self.summed),
+            self.order(k[1], self.keys, self.summed),
+            self.order(tuple(named[x] for x in v_labels), self.keys, "features"),
+            self.order(tuple(named[x] for x in last.out_labels), self.queries, "features"),
+        )
+        if None in orders:
+            return None
+        q_node, q_factor = _strip_scale(q[0])
+        return AttentionSite(
+            output.node,
+            q_node,
+            k[0],
+            v,
+            scores.scale * q_factor,
+            module_path(output.node) or module_path(softmax),
+            scores.mask,
+            *orders,  # type: ignore[arg-type]
+            dropout=output.dropout,
+            steps=(*scores.steps, softmax, *output.steps),
+            problem=scores.problem or output.problem,
+        )
+
+
+def _strip_scale(node: torch.fx.Node) -> tuple[torch.fx.Node, float]:
+    """A q that was multiplied by a number, without it; one that was multiplied in place holds the factor."""
+    inner = None if is_inplace(node) else scaled(node)
+    return (inner[0], inner[1]) if inner is not None else (node, 1.0)
