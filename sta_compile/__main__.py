@@ -1,8 +1,9 @@
-"""The command line: `python -m sta_compile explain | doctor | options`.
+"""The command line: `python -m sta_compile explain | doctor | options | coverage`.
 
 python -m sta_compile explain WanTransformer3DModel --size 81x720x1280 --option window=18,24,24
 python -m sta_compile doctor        versions, devices, which kernels can run and why others can't
 python -m sta_compile options       every option with its default and meaning
+python -m sta_compile coverage      what is replaced in every diffusers transformer (minutes)
 """
 
 from __future__ import annotations
@@ -72,6 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     options = commands.add_parser("options", help="every option, its default and its meaning")
     options.add_argument("--markdown", action="store_true", help="as docs/options.md")
     options.set_defaults(run=_options)
+
+    coverage = commands.add_parser(
+        "coverage", help="what is replaced in every diffusers transformer, small and random"
+    )
+    coverage.add_argument("--only", default="", metavar="NAME", help="a part of the class's name")
+    coverage.add_argument("--json", metavar="FILE", help="where to write the table as JSON")
+    coverage.add_argument("--markdown", metavar="FILE", help="where to write it as Markdown")
+    coverage.set_defaults(run=_coverage)
     return parser
 
 
@@ -120,6 +129,14 @@ def _options(args: argparse.Namespace) -> int:
     else:
         _show(as_table(), False)
     return 0
+
+
+def _coverage(args: argparse.Namespace) -> int:
+    from .coverage.run import run, write
+
+    results = run(args.only)
+    write(results, args.json, args.markdown)
+    return 0 if all(result.complete for result in results) else 1
 
 
 def _show(value: Any, as_json: bool) -> None:

@@ -1,0 +1,133 @@
+"""What the compiler makes of a row of the coverage table, and how that compares with what has to happen.
+
+result = examine(row)
+result.missing       sites that should have been replaced, each with the reason
+result.surplus       replaced, although nothing in the model's source makes it self-attention over the grid
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ..explanation import Explanation, explain
+from ..ir.attention_spec import Triple
+from ..report import Report
+from .row import Built, Row, Size, name_of
+
+OPTIONS: Mapping[str, Any] = {"min_tokens": 0}
+NOT_FOUND = "no attention was found in its module"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row at one grid. Names are those of modules."""
+
+    model: str
+    mode: str
+    grid: Triple
+    batch: int
+    expected: int  # sites that have to be replaced
+    replaced: int  # of these
+    missing: tuple[tuple[str, str], ...]  # (site, reason)
+    surplus: tuple[str, ...]
+    wrong_grid: tuple[tuple[str, str], ...]  # (site, grid that was taken)
+    refused: tuple[tuple[str, str], ...]  # (site, reason), which nothing expects to be replaced
+    evidence: tuple[str, ...]
+    noise: str
+    conversions: int
+    graphs: int
+    allowed: str = ""  # why attention over the grid may stay as it is
+    error: str = ""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.model, self.mode)
+
+    @property
+    def complete(self) -> bool:
+        return not (self.error or self.missing or self.surplus or self.wrong_grid)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of_dict(cls, values: Mapping[str, Any]) -> Result:
+        """The inverse, for values that came from JSON."""
+        return cls(**{key: _tuples(value) for key, value in values.items()})
+
+
+def examine(row: Row, batch: int = 1, which: int = 0) -> Result:
+    """Traces the row at one of its two grids in a fresh Dynamo state; nothing is compiled."""
+    size = Size(batch, row.grids[which], row.layers)
+    built = row.at(size)
+    try:
+        found, error = _explained(row, built), ""
+    except Exception as problem:
+        found, error = Explanation(()), f"{type(problem).__name__}: {_first_line(problem)}"
+    return _compare(row, size, built.sites, found.merged(), len(found), error)
+
+
+def _explained(row: Row, built: Built) -> Explanation:
+    """Sizes that depend on data are captured, unless that fails where the graph may break instead."""
+    try:
+        return _traced(built, fullgraph=not row.breaks, capture=True)
+    except Exception:
+        if not row.breaks:
+            raise
+        return _traced(built, fullgraph=False, capture=False)
+
+
+def _traced(built: Built, *, fullgraph: bool, capture: bool) -> Explanation:
+    """What the stages make of Dynamo's graphs, in a Dynamo that knows nothing yet."""
+    traced: Any = explain(built.model, options=OPTIONS, fullgraph=fullgraph)
+    settings = {"capture_dynamic_output_shape_ops": capture, "capture_scalar_outputs": capture}
+    torch._dynamo.reset()
+    try:
+        with torch.no_grad(), torch._dynamo.config.patch(settings):
+            found: Explanation = traced(**built.inputs)
+    finally:
+        torch._dynamo.reset()
+    return found
+
+
+def _compare(
+    row: Row, size: Size, sites: tuple[str, ...], report: Report, graphs: int, error: str
+) -> Result:
+    named = {site.name for site in report.replaced}
+    reasons = {site.name: site.reason for site in report.refused}
+    default = report.reason or NOT_FOUND
+    missing = tuple((s, reasons.get(s, default)) for s in sites if s not in named)
+    return Result(
+        model=row.model,
+        mode=row.mode,
+        grid=size.grid,
+        batch=size.batch,
+        expected=len(sites),
+        replaced=len(sites) - len(missing),
+        missing=missing,
+        surplus=tuple(sorted(named - set(sites))),
+        wrong_grid=tuple(
+            (s.name, "x".join(map(str, s.grid or ())))
+            for s in report.replaced
+            if s.name in sites and s.grid != size.grid
+        ),
+        refused=tuple((name, reason) for name, reason in reasons.items() if name not in sites),
+        evidence=tuple(dict.fromkeys(site.evidence for site in report.replaced)),
+        noise=report.noise.convention or "",
+        conversions=report.conversions,
+        graphs=graphs,
+        allowed=row.refused,
+        error=error,
+    )
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
