@@ -164,12 +164,12 @@ def names_of_positional_arguments() -> dict[str, str]:
     while frame is not None and frame.f_code is not call:
         frame = frame.f_back  # type: ignore[assignment]
     module = None if frame is None else frame.f_locals.get("self")
-    forward = getattr(type(module), "forward", None)
-    inner = inspect.unwrap(forward) if forward is not None else None
+    forward: Any = getattr(type(module), "forward", None)
+    inner: Any = inspect.unwrap(forward) if forward is not None else None
     if inner is forward or not hasattr(forward, "__code__"):
         return {}
     own = forward.__code__.co_argcount  # of the decorator: `self`, as a rule
-    parameters = list(inspect.signature(inner).parameters)  # type: ignore[arg-type]
+    parameters = list(inspect.signature(inner).parameters)
     return {f"args_{i}": name for i, name in enumerate(parameters[own:])}
 
 

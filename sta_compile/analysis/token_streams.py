@@ -151,7 +151,8 @@ def _canonical(node: torch.fx.Node) -> torch.fx.Node:
         if not isinstance(source, torch.fx.Node):
             return node
         if canonical_name(node) == "getitem" and canonical_name(source) == "int8_vectorwise_quant":
-            source = source.args[0]  # type: ignore[assignment]
+            source = source.args[0]
+            assert isinstance(source, torch.fx.Node)
         elif canonical_name(node) not in _COPIES or not is_tensor(source):
             return node
-        node = source  # type: ignore[assignment]
+        node = source

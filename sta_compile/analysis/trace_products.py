@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.fx
 
 from .attention_calls import operands_of
-from .axes import Axis, fresh, size_of, unify
+from .axes import Axis, fresh, unify
 from .graph_view import argument, canonical_name, fake_value
 from .trace_dims import DimTrace, Traced, fresh_dims, operand, shape_of
 
@@ -20,21 +20,18 @@ def linear(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
 
 def mixed_linear(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """bitsandbytes::int8_mixed_scaled_mm: the product, and what is kept of the columns too large for int8."""
-    dims, (_, outliers) = operand(trace, node), fake_value(node)
-    if dims is None:
+    dims, made = operand(trace, node), fresh_dims(fake_value(node))
+    if dims is None or not isinstance(made, list) or made[0] is None:
         return None
-    return [
-        (*dims[:-1], fresh(size_of(fake_value(node)[0].shape[-1]))),
-        None if outliers is None else fresh_dims(outliers),
-    ]
+    return [(*dims[:-1], made[0][-1]), *made[1:]]
 
 
 def row_quantize(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """bitsandbytes::int8_vectorwise_quant: int8 rows, a scale for each, and the columns left out."""
-    dims, (*_, outliers) = operand(trace, node), fake_value(node)
-    if dims is None:
+    dims, made = operand(trace, node), fresh_dims(fake_value(node))
+    if dims is None or not isinstance(made, list):
         return None
-    return [dims, dims[:-1], None if outliers is None else fresh_dims(outliers)]
+    return [dims, dims[:-1], *made[2:]]
 
 
 def matmul(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
