@@ -6,6 +6,7 @@
 | higher-order operator calls (`tag_activation_checkpoint`, `invoke_subgraph`, `wrap`) in Dynamo graphs | 2.11, 2.13 |
 | `torch._guards.TracingContext`, `CompileContext` | 2.11, 2.13 |
 | `torch._inductor.custom_graph_pass.CustomGraphPass` | 2.11, 2.13 |
+| `torch._C._functorch.is_batchedtensor` | 2.11, 2.13 |
 | `torch._logging.trace_structured` | 2.11, 2.13 |
 | `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11, 2.13 |
 """
@@ -33,6 +34,11 @@ _CALLS_WITH_BODY = {
 
 def is_higher_order(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and isinstance(node.target, HigherOrderOperator)
+
+
+def is_vmapped(value: Any) -> bool:
+    """Is a tensor that of one sample inside a vmap? flex_attention leaves such values in Dynamo graphs."""
+    return isinstance(value, torch.Tensor) and torch._C._functorch.is_batchedtensor(value)
 
 
 def body_of_call(

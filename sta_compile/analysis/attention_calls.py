@@ -95,6 +95,7 @@ class _Call:
             gqa=bool(self.others.get("enable_gqa", False)),
             dropout=float(self.meant.get("dropout", 0.0) or 0.0),
             samples=samples,
+            opaque=samples == 0,
             steps=() if output is self.node else (self.node,),
             problem=problem or self._not_neutral(),
         )
@@ -102,7 +103,7 @@ class _Call:
     def _packing(self) -> tuple[Order, int, Problem | None]:
         """The order, the number of samples in a packed call, and why that can't be told."""
         given = [self.meant.get(f"{x} lengths") for x in "qk"]
-        if given == [None, None] or self.order.heads is None:
+        if self.order is not PACKED:
             return self.order, 1, None
         q_ends, k_ends = (known_integers(x) for x in given)
         total = size_of(fake_value(self.q).shape[self.order.tokens])
@@ -110,7 +111,7 @@ class _Call:
         if q_ends is None or step is None or not same_size(q_ends[-1], total):
             return (
                 self.order,
-                1,
+                0,
                 Problem(
                     f"the sequence lengths of `{target_name(self.node)}` depend on data or differ",
                     _SET_NATIVE,

@@ -37,7 +37,7 @@ ORDERS: Mapping[str, Order] = {
     "_flash_attn_varlen_forward": PACKED,
     "_flash_attn_forward_v3": BNHD,
     "_flash_attn_varlen_forward_v3": PACKED,
-    "flash_fwd": PACKED,
+    "flash_fwd": BNHD,
     "fwd": BNHD,
     "varlen_fwd": PACKED,
     "flash_attn_func": BNHD,

@@ -2,7 +2,8 @@
 
     sites = find_attention(view)
 
-Each kind of spelling has a module of its own: one call (`attention_calls`), or steps (`decomposed_attention`). An attention
+Each kind of spelling has a module of its own: one call (`attention_calls`), steps (`decomposed_attention`), a region that
+can't be edited (`hidden_attention`). An attention
 that is one beyond doubt, but can't be replaced, is a site with a `problem`.
 """
 
@@ -17,6 +18,7 @@ from .attention_site import AttentionSite, Problem
 from .copied_heads import without_copied_heads
 from .decomposed_attention import decomposed
 from .graph_view import GraphView, canonical_name, is_inplace
+from .hidden_attention import hidden_attention
 from .token_values import storage_of, written_storages
 
 __all__ = ["AttentionSite", "find_attention"]
@@ -28,6 +30,7 @@ def find_attention(view: GraphView) -> list[AttentionSite]:
     written = written_storages(view)
     for node in view.nodes:
         site = decomposed(node) if canonical_name(node) == "softmax" else attention_call(node)
+        site = site or hidden_attention(view, node, find_attention)
         if site is not None:
             sites.append(_settled(view, without_copied_heads(site), written))
     return sites

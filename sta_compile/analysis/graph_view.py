@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from .._torch import body_of_call, is_higher_order
+from .._torch import body_of_call, is_higher_order, is_vmapped
 
 # Python's operators and torch's synonyms -> the name that the rest of the analysis uses.
 _ALIASES = {
@@ -134,10 +134,14 @@ def is_inplace(node: torch.fx.Node) -> bool:
 
 
 def fake_value(node: Any) -> Any:
-    """The fake value of a node (FakeTensor, SymInt, tuple, ...); other values are returned as they are."""
+    """The fake value of a node (FakeTensor, SymInt, tuple, ...); other values are returned as they are.
+
+    None inside vmap: what a tensor there is of one sample says nothing about the whole, and its memory can't be read.
+    """
     if isinstance(node, torch.fx.Node):
         value = node.meta.get("example_value")
-        return node.meta.get("val") if value is None else value
+        value = node.meta.get("val") if value is None else value
+        return None if is_vmapped(value) else value
     return value_of(node)
 
 

@@ -165,7 +165,8 @@ class GridInference:
         shared = [part for axis in q for part in segments_of(axis) if part in keys]
         if not any(part in shared for axis in q for part in segments_of(axis) if len(part) > 1):
             return None
-        over_grid = any(self._grid(part) is not None for part in shared)
+        # The tokens may have the samples before them.
+        over_grid = any(self._grid(part[-n:]) is not None for part in shared for n in (2, 3))
         return Refusal(site.name, site.problem.reason, site.problem.hint, over_grid=over_grid)
 
     def _video(
