@@ -307,17 +307,46 @@ def part_of(axis: Axis, start: Size, stop: Size) -> Axis:
 
 
 def concat(parts: Sequence[Axis]) -> Axis:
-    """The axis of a concatenation; slices that together are a whole axis give that axis back."""
-    sliced = [p[0].slice_of if len(p) == 1 and isinstance(p[0], Atom) else None for p in parts]
-    first = sliced[0] if sliced else None
-    if first is not None and same_size(first[1], 0):
-        whole, end = first[0], first[2]
-        for piece in sliced[1:]:
-            if piece is None or resolve(piece[0]) != resolve(whole) or not same_size(piece[1], end):
-                break
-            end = piece[2]
-        else:
-            if same_size(end, axis_size(whole)):
-                return whole
-    kept = [p if p else (Atom(1),) for p in parts]
-    return resolve((Concat(tuple(kept)),)) if len(kept) > 1 else kept[0]
+    """The axis of a concatenation; neighbouring slices that together are a whole axis give that axis back."""
+    kept = [part if part else (Atom(1),) for part in parts]
+    pieces = [piece for part in kept for piece in _pieces(part)]
+    joined: list[Axis] = []
+    i = 0
+    while i < len(pieces):
+        whole, i = _whole_from(pieces, i)
+        joined.append(whole)
+    if len(joined) == len(pieces):
+        joined = kept
+    return resolve((Concat(tuple(joined)),)) if len(joined) > 1 else joined[0]
+
+
+def _pieces(axis: Axis) -> Iterator[Axis]:
+    """What a slice of a concatenation takes of each segment; the segments of any other axis."""
+    sliced = axis[0].slice_of if len(axis) == 1 and isinstance(axis[0], Atom) else None
+    segments = segments_of(axis if sliced is None else sliced[0])
+    ends = [0, *itertools.accumulate(axis_size(segment) for segment in segments)]
+    if sliced is None or not all(isinstance(size, int) for size in (*sliced[1:], *ends)):
+        yield from segments_of(axis)
+        return
+    for begin, end, segment in zip(ends, ends[1:], segments, strict=False):
+        start, stop = max(begin, sliced[1]), min(end, sliced[2])
+        if start < stop:
+            yield part_of(segment, start - begin, stop - begin) or (Atom(1),)
+
+
+def _whole_from(parts: Sequence[Axis], i: int) -> tuple[Axis, int]:
+    """The axis that is cut into the parts from the i-th on, and the number of the part after it; else the i-th part."""
+    end: Size = 0
+    whole: Axis | None = None
+    for j in range(i, len(parts)):
+        piece = (
+            parts[j][0].slice_of if len(parts[j]) == 1 and isinstance(parts[j][0], Atom) else None
+        )
+        if piece is None or not same_size(piece[1], end):
+            break
+        if whole is not None and resolve(piece[0]) != resolve(whole):
+            break
+        whole, _, end = piece
+        if same_size(end, axis_size(whole)):
+            return whole, j + 1
+    return parts[i], i + 1

@@ -29,10 +29,14 @@ from .trace_dims import DimTrace
 
 @dataclass(frozen=True, eq=False)
 class Conversion:
-    """One value, converted for some of its readers. `readers` are nodes of the value's own graph."""
+    """One value, converted for some of its readers. `readers` are nodes of the value's own graph.
+
+    span: the number of dimensions, from `dim` on, over which the value has the grid cut up.
+    """
 
     value: torch.fx.Node
     dim: int
+    span: int
     offset: Size
     to_tile: bool
     readers: tuple[torch.fx.Node, ...]
@@ -202,7 +206,9 @@ class LayoutBuilder:
             self.ties.append((mine, variable))
             return
         self.reads.append((value, reader, variable))
-        self.uses.append(Use(mine, variable, _bytes(value), self.view.position[reader]))
+        # Of two views of one value, the one with a token axis of its own is the better to convert.
+        cost = _bytes(value) * (1 if place.span == 1 else 1.001)
+        self.uses.append(Use(mine, variable, cost, self.view.position[reader]))
 
     def _tie_written_memory(self) -> None:
         """A write through one view is seen through all: the views of written memory share one order."""
@@ -228,7 +234,14 @@ class LayoutBuilder:
             place = self._place(value)
             assert place is not None
             conversions.append(
-                Conversion(value, place.dim, place.offset, to_tile, tuple(dict.fromkeys(readers)))
+                Conversion(
+                    value,
+                    place.dim,
+                    place.span,
+                    place.offset,
+                    to_tile,
+                    tuple(dict.fromkeys(readers)),
+                )
             )
         return LayoutPlan(tuple(conversions), len({(v, t) for v, t, _ in served}))
 

@@ -73,16 +73,31 @@ class TokenStreams:
         return node in self.trace.opaque or not own.isdisjoint(atoms_of(axis))
 
     def holds(self, node: torch.fx.Node, axis: Axis) -> bool:
-        traced = self.trace.values.get(node)
-        options = traced if isinstance(traced, list) else [traced]
+        """Has a value the tokens of an axis, as one axis, beside others, or cut up over neighbouring axes?"""
         wanted = resolve(axis)
+        return self._has_axis(node, wanted) or any(
+            _contains(tuple(factor for dim in dims for factor in dim), wanted)
+            for dims in self.trace.tensors(node)
+        )
+
+    def _has_axis(self, node: torch.fx.Node, wanted: Axis) -> bool:
         return any(
-            any(resolve(part) == wanted for part in segments_of(dim))
-            or _contains(resolve(dim), wanted)
-            for dims in options
-            if isinstance(dims, tuple)
+            any(resolve(part) == wanted for part in segments_of(dim)) or _contains(dim, wanted)
+            for dims in self.trace.tensors(node)
             for dim in dims
         )
+
+    def _becomes_tokens(self, source: torch.fx.Node, node: torch.fx.Node, part: Axis) -> bool:
+        """Does an operation cut a value into the grid's tokens? A convolution does, and a reshape of axes that are not
+        together yet; those of an input may be."""
+        if any(atom.origin for atom in self.trace.invented.get(node, ())):
+            return True
+        wanted = resolve(part)
+        if set(atoms_of(wanted)).isdisjoint(self.trace.atoms(source)) or self._has_axis(
+            source, wanted
+        ):
+            return False
+        return self.trace.view.is_root_input(source) or not self.holds(source, wanted)
 
     def joined(self, site: AttentionSite, part: Axis) -> bool:
         """Does a call of a body around the site bring tokens that only the body makes the grid's?"""
@@ -100,7 +115,7 @@ class TokenStreams:
     def tokens_of_latent(self, part: Axis) -> set[torch.fx.Node]:
         """Values that a latent cut into the grid's tokens becomes, token by token, whoever attends to them."""
         if part not in self._of_latent:
-            view, grid = self.trace.view, set(atoms_of(part))
+            view = self.trace.view
             from_input = {n for n in view.nodes if view.is_root_input(n) and not is_parameter(n)}
             found: set[torch.fx.Node] = set()
             for node in view.nodes:
@@ -111,8 +126,7 @@ class TokenStreams:
                 if not found.isdisjoint(_passed_on(node, sources)) or (
                     self.holds(node, part)
                     and any(
-                        s in from_input and not self.holds(s, part) and grid & self.trace.atoms(s)
-                        for s in sources
+                        s in from_input and self._becomes_tokens(s, node, part) for s in sources
                     )
                 ):
                     found.add(node)

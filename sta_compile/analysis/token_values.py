@@ -1,8 +1,9 @@
 """Where does a value hold the tokens of a grid, and what may an operation ask of their order?
 
-A value may hold a whole grid along one axis, alone or as a segment beside text; such a value can be in tile order. It may
-hold the grid cut up over several axes (5-D latents, rope tables before they are flattened), which exists in raster order
-only.
+A value may hold a whole grid along one axis, alone or as a segment beside text, or cut up over neighbouring axes
+([batch, frames, rows, cols, width]); such a value can be in tile order, the latter as a view of flat tokens that only
+operations without regard for their places may read. Anything else (rope tables before they are flattened, means of
+frames) exists in raster order only.
 """
 
 from __future__ import annotations
@@ -16,26 +17,43 @@ import torch.fx
 
 from .attention_names import is_known_call
 from .axes import Atom, Axis, Concat, Dims, Size, atoms_of, axis_size, resolve, segments_of
-from .graph_view import GraphView, argument, canonical_name, fake_value, is_inplace, is_tensor
+from .graph_view import (
+    GraphView,
+    argument,
+    canonical_name,
+    fake_value,
+    is_inplace,
+    is_pointwise,
+    is_tensor,
+)
 from .trace_dims import DimTrace
 from .trace_index import written_axes
 
 # Sums over tokens: the order of the tokens doesn't matter, as long as all operands have the same one.
-_ORDER_FREE = {
+_REDUCTIONS = {
     "sum", "mean", "amax", "amin", "max", "min", "any", "all", "prod", "std", "var", "norm",
-    "linalg_vector_norm", "logsumexp", "matmul", "bmm", "mm", "baddbmm", "addmm", "einsum",
-    "scaled_dot_product_attention",
+    "linalg_vector_norm", "logsumexp",
+}  # fmt: skip
+_ORDER_FREE = _REDUCTIONS | {
+    "matmul", "bmm", "mm", "baddbmm", "addmm", "einsum", "scaled_dot_product_attention",
 }  # fmt: skip
 _CONSTANT = {
     "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like",
     "new_zeros", "new_ones", "new_full", "new_empty",
 }  # fmt: skip
 _BROADCAST = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave"}
+# Beside pointwise ones, operations that a grid cut up over axes passes in any order: they leave all of these axes as they
+# are, put them together again, or leave out all of them.
+_INDIFFERENT = _CONSTANT | _BROADCAST | _REDUCTIONS | {
+    "view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "squeeze", "unsqueeze", "permute",
+    "transpose", "movedim", "linear", "cat", "stack", "chunk", "split", "unbind", "getitem", "narrow", "select",
+}  # fmt: skip
+_NORMS = {"layer_norm", "rms_norm"}
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Tokens of a grid in a value: rows offset .. offset + T*H*W along dimension `dim`.
+    """Tokens of a grid in a value: rows offset .. offset + T*H*W along dimension `dim`, or the `span` dimensions from it.
 
     movable: False where a conversion can't be written: the tokens are merged with another axis, or stand twice in the value.
     """
@@ -43,6 +61,7 @@ class Place:
     dim: int
     offset: Size
     movable: bool
+    span: int = 1
 
 
 class TokenValues:
@@ -64,7 +83,18 @@ class TokenValues:
                 return Place(
                     dim, offset, movable and len(places) == 1 and isinstance(traced, tuple)
                 )
+            if run := self._run(dims):
+                return Place(run[0], 0, isinstance(traced, tuple), len(run))
         return None
+
+    def _run(self, dims: Dims) -> range:
+        """The neighbouring dimensions over which the grid is cut up, if no other dimension has a part of it."""
+        held = [d for d, axis in enumerate(dims) if any(a in self._atoms for a in atoms_of(axis))]
+        if len(held) < 2:
+            return range(0)
+        run = range(held[0], held[-1] + 1)
+        factors = tuple(factor for d in run for factor in dims[d])
+        return run if factors == self.grid else range(0)
 
     def _find(self, axis: Axis) -> list[tuple[Size, bool]]:
         """(offset, movable) of each occurrence of the grid in an axis."""
@@ -85,7 +115,14 @@ class TokenValues:
         return any(
             not self._find(axis) and any(a in self._atoms for a in atoms_of(axis))
             for dims in self.trace.tensors(node)
+            if not self._run(dims)
             for axis in dims
+        )
+
+    def cut_up(self, node: torch.fx.Node) -> range:
+        """The dimensions over which a value has the grid cut up."""
+        return next(
+            (run for dims in self.trace.tensors(node) if (run := self._run(dims))), range(0)
         )
 
     def misaligned(self, node: torch.fx.Node) -> bool:
@@ -112,6 +149,8 @@ class TokenValues:
     def order_bound(self, node: torch.fx.Node) -> bool:
         """Does an operation that reads the grid, and may return it, put its tokens elsewhere or ask for their places?"""
         name = canonical_name(node)
+        if self._sees_axes(node, name):
+            return True
         if name == "scaled_dot_product_attention":
             return bool(argument(node, 5, "is_causal", False))
         if is_known_call(node):  # it may ask for places, and is left as it is
@@ -125,6 +164,16 @@ class TokenValues:
             if name == "setitem":
                 return not self._keeps_rows(source, written_axes(self.trace, node))
         return bool(self._made(node) & self._atoms)
+
+    def _sees_axes(self, node: torch.fx.Node, name: str) -> bool:
+        """Does an operation treat the axes of a grid that is cut up differently?"""
+        runs = [run for n in (*node.all_input_nodes, node) if (run := self.cut_up(n))]
+        if not runs or is_pointwise(name) or name in _INDIFFERENT:
+            return False
+        if name in _NORMS:
+            normalised = len(argument(node, 1, "normalized_shape"))
+            return runs[0][-1] >= len(self.trace.tensors(node)[0]) - normalised
+        return True
 
     def _made(self, node: torch.fx.Node) -> set[Atom]:
         """Atoms of a node's own making, as they are known now."""

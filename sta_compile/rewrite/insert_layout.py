@@ -8,6 +8,7 @@ import torch.fx
 
 from ..analysis.graph_view import GraphView
 from ..analysis.propagate_layout import Conversion
+from .fake_values import add_call
 from .replace_attention import SizeNodes
 from .tile_order import emit_tile
 
@@ -33,9 +34,13 @@ def insert_layout(
         offset = sizes.of_size(conversion.offset, owner, first)
         local = [g if isinstance(g, int) else sizes.threads.reach(g, owner) for g in grid]
         with value.graph.inserting_before(first):
+            flat = value
+            if conversion.span > 1:
+                ends = (conversion.dim, conversion.dim + conversion.span - 1)
+                flat = add_call(value.graph, "call_method", "flatten", (value, *ends), like=first)
             copy = emit_tile(
                 value.graph,
-                value,
+                flat,
                 conversion.dim,
                 offset,
                 local,
@@ -43,6 +48,8 @@ def insert_layout(
                 conversion.to_tile,
                 like=first,
             )
+            if conversion.span > 1:
+                copy = add_call(value.graph, "call_method", "view_as", (copy, value), like=first)
         for reader in conversion.readers:
             reader.replace_input_with(value, copy)
             copies[reader, value] = copy

@@ -298,3 +298,15 @@ def test_empty_and_single_axes() -> None:
     empty: Axis = fresh(0)
     assert [axis_size(axis) for axis in regroup((empty, fresh(3)), (3, 0))] == [3, 0]
     assert segments_of(concat([fresh(3), (), fresh(2)]))[1] != ()
+
+
+def test_slices_that_begin_or_end_inside_a_segment() -> None:
+    """[text | first frame, other frames | text] in four slices, of which the last goes on into the text."""
+    text, video, after = fresh(2), fresh(12), fresh(3)
+    whole = concat([text, video, after])
+    pieces = [part_of(whole, 0, 2), part_of(whole, 2, 6), part_of(whole, 6, 17)]
+    assert segments_of(concat(pieces)) == (text, video, after)
+    assert segments_of(concat(pieces[1:])) == (video, after)
+    assert concat(pieces[:2]) == (*concat([text, pieces[1]]),)
+    swapped = concat([pieces[2], pieces[1]])
+    assert video not in segments_of(swapped)
