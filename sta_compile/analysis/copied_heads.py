@@ -16,7 +16,7 @@ import torch.fx
 
 from .attention_site import AttentionSite, Order
 from .axes import Size, same_size, size_of
-from .graph_view import argument, canonical_name, fake_value
+from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .matrix_products import moved
 
 _COPIES = ("contiguous", "clone")
@@ -55,7 +55,9 @@ def _few(node: torch.fx.Node, order: Order) -> _Few | None:
         name = canonical_name(node)
         source = node.args[0] if node.args else None
         heads = order.heads
-        if not isinstance(source, torch.fx.Node) or heads is None or order.packed:
+        if not isinstance(source, torch.fx.Node) or not is_tensor(source):
+            return None
+        if heads is None or order.packed:
             return None
         steps.append(node)
         if name in _COPIES:
