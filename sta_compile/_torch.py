@@ -67,6 +67,14 @@ def specialise(size: Any, shape_env: Any) -> int:
     return int(shape_env.create_symintnode(size, hint=None))
 
 
+def known_value(size: Any, shape_env: Any) -> int | None:
+    """The value of a size for the example inputs, without a guard; None if it depends on data."""
+    if isinstance(size, int):
+        return size
+    node = shape_env.create_symintnode(size, hint=None).node
+    return int(node.hint) if node.has_hint() else None
+
+
 def must_stay_dynamic(size: Any, shape_env: Any) -> bool:
     """Is a size made of one that the user marked dynamic? A guard on its value would raise at the end of the trace.
 

@@ -10,11 +10,12 @@ import torch.fx
 from .analysis.attention_site import sizes_of
 from .analysis.axes import Size, axis_size, size_of
 from .analysis.graph_view import GraphView, fake_value
+from .analysis.hints import Hint
 from .analysis.infer_grid import VideoAttention
 from .analysis.trace_dims import DimTrace
 from .grid_plan import GridPlan
 from .noise_plan import NoisePlan
-from .rewrite.insert_dense import insert_dense
+from .rewrite.insert_dense import insert_check, insert_dense
 from .rewrite.insert_layout import insert_layout
 from .rewrite.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
 from .rewrite.thread_value import ValueThreads
@@ -34,8 +35,14 @@ def apply_plan(
     dense = None
     if noise.needed and not all(plan.exact for plan in plans):
         dense = _dense_flags(view, plans, noise, settings, sizes)
-    flags = FlagNodes(threads, dense)
+    unchecked = FlagNodes(threads, dense)
+    checked: dict[Hint, FlagNodes] = {}
     for plan in plans:
+        hint = plan.checked_hint
+        if hint is not None and hint not in checked:
+            batch = _batch_number(view, plan, noise, sizes)
+            checked[hint] = FlagNodes(threads, insert_check(view.gm, hint, dense, batch))
+        flags = unchecked if hint is None else checked[hint]
         grid = _grid_numbers(view, plan, sizes)
         roles = [role for role, _ in plan.sites[0].segments]
         copies = insert_layout(view, sizes, plan.layout.conversions, grid, plan.spec(roles))
@@ -78,17 +85,20 @@ def _dense_flags(
     sizes: SizeNodes,
 ) -> torch.fx.Node | None:
     q = fake_value(plans[0].sites[0].site.q)
-    output = next(n for n in reversed(view.nodes) if n.op == "output" and view.owner[n] is view.gm)
-    batch = _batch(plans[0].sites[0], noise)
     return insert_dense(
         view.gm,
         noise.fact,
         noise.convention,
         settings.dense_above,
         settings.dense_below,
-        sizes.of_size(batch, view.gm, output),
+        _batch_number(view, plans[0], noise, sizes),
         q.device,
     )
+
+
+def _batch_number(view: GraphView, plan: GridPlan, noise: NoisePlan, sizes: SizeNodes) -> Number:
+    output = next(n for n in reversed(view.nodes) if n.op == "output" and view.owner[n] is view.gm)
+    return sizes.of_size(_batch(plan.sites[0], noise), view.gm, output)
 
 
 def _batch(found: VideoAttention, noise: NoisePlan) -> Size:

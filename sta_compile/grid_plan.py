@@ -11,6 +11,7 @@ import torch.fx
 
 from . import _torch
 from .analysis.axes import Axis, Size, resolve
+from .analysis.hints import Hint
 from .analysis.infer_grid import Refusal, VideoAttention
 from .analysis.propagate_layout import LayoutPlan, propagate_layout
 from .analysis.trace_dims import DimTrace
@@ -39,6 +40,11 @@ class GridPlan:
     @property
     def exact(self) -> bool:
         return self.plan.is_full if self.plan is not None else self.settings.window == "full"
+
+    @property
+    def checked_hint(self) -> Hint | None:
+        """The input whose values every call has to be checked for; a full window is exact whatever the grid."""
+        return None if self.exact else self.sites[0].grid.hint
 
     def spec(self, roles: Sequence[str]) -> str:
         """Text of the AttentionSpec for attentions whose segments have these roles."""
@@ -71,7 +77,7 @@ class GridPlan:
                 window=plan.window.effective(plan.tiling) if plan is not None else None,
                 kept=plan.kept if plan is not None else None,
                 kernel=kernel,
-                evidence=site.grid.basis,
+                evidence=site.grid.basis + (", checked on the device" if self.checked_hint else ""),
             )
             for site in self.sites
         ]

@@ -21,7 +21,8 @@ import torch.fx
 from . import _torch
 from .analysis.find_attention import find_attention
 from .analysis.graph_view import GraphView
-from .analysis.infer_grid import GridInference, Refusal, VideoAttention
+from .analysis.hint_grid import infer_grids
+from .analysis.infer_grid import Refusal, VideoAttention
 from .analysis.trace_dims import trace_dims
 from .apply_plan import apply_plan
 from .errors import StaError, StrictError
@@ -92,7 +93,7 @@ def _rewrite(
     with report.stage("find attention"):
         sites = find_attention(view)
     with report.stage("infer grid"):
-        inference = GridInference(trace, settings.grid)
+        trace, inference = infer_grids(trace, sites, settings.grid, example_inputs)
         answers = [inference.classify(site) for site in sites]
         found = [a for a in answers if isinstance(a, VideoAttention)]
         refused = [a for a in answers if isinstance(a, Refusal)]

@@ -19,10 +19,12 @@ import torch.fx
 from .attention_site import AttentionSite, Order, sizes_of
 from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, size_of
 from .graph_view import fake_value, is_parameter
+from .hints import Hint, Hints
 from .prove_mask import Below, Everywhere, lower_bound, prove_mask
 from .token_streams import TokenStreams
 from .trace_dims import DimTrace
 
+_NO_HINTS = Hints()
 _WITHOUT_LATENT = ("unpatchify", "option grid", "positions of the rope tables")
 
 
@@ -44,7 +46,8 @@ class GridAxis:
     axis: Axis
     factors: Axis
     evidence: str
-    kind: Literal["proved", "declared"] = "proved"
+    kind: Literal["proved", "declared", "hinted"] = "proved"
+    hint: Hint | None = None
     contradicts: tuple[int, int, int] | None = None  # a declared grid of as many tokens
 
     @property
@@ -91,9 +94,15 @@ def same_axis(a: Axis, b: Axis) -> bool:
 class GridInference:
     """Answers for the attention sites of one graph. `declared` is the option `grid`, or None."""
 
-    def __init__(self, trace: DimTrace, declared: tuple[int, int, int] | None = None) -> None:
+    def __init__(
+        self,
+        trace: DimTrace,
+        declared: tuple[int, int, int] | None = None,
+        hints: Hints = _NO_HINTS,
+    ) -> None:
         self.trace = trace
         self.declared = declared
+        self.hints = hints
         self._inputs = self._latents(
             n for n in trace.view.nodes if trace.view.is_root_input(n) and not is_parameter(n)
         )
@@ -112,12 +121,12 @@ class GridInference:
         """What a site is; None for attention that is not over video tokens (cross-attention, text)."""
         if site.opaque:
             return self._opaque(site)
-        axes = [self._token_axis(site, *operand) for operand in site.operands]
+        axes = [self.token_axis(site, *operand) for operand in site.operands]
         q_axis, k_axis, v_axis = axes
         if q_axis is None or k_axis is None or v_axis is None or not same_axis(k_axis, v_axis):
             return None
         parts = segments_of(q_axis)
-        grids = [i for i, part in enumerate(parts) if self._grid(part) is not None]
+        grids = [i for i, part in enumerate(parts) if self.grid_of(part) is not None]
         if not same_axis(q_axis, k_axis):
             return self._unequal(site, parts, grids, segments_of(k_axis))
         if not self.streams.same_stream(site, parts[grids[0]] if grids else q_axis):
@@ -144,7 +153,7 @@ class GridInference:
             )
         return self._video(site, parts, grids[0])
 
-    def _token_axis(self, site: AttentionSite, node: torch.fx.Node, order: Order) -> Axis | None:
+    def token_axis(self, site: AttentionSite, node: torch.fx.Node, order: Order) -> Axis | None:
         """The tokens of one sample; where samples stand one after the other, they are the outer factors."""
         dims = self.trace.dims(node)
         if dims is None:
@@ -166,13 +175,13 @@ class GridInference:
         if not any(part in shared for axis in q for part in segments_of(axis) if len(part) > 1):
             return None
         # The tokens may have the samples before them.
-        over_grid = any(self._grid(part[-n:]) is not None for part in shared for n in (2, 3))
+        over_grid = any(self.grid_of(part[-n:]) is not None for part in shared for n in (2, 3))
         return Refusal(site.name, site.problem.reason, site.problem.hint, over_grid=over_grid)
 
     def _video(
         self, site: AttentionSite, parts: tuple[Axis, ...], index: int
     ) -> VideoAttention | Refusal:
-        grid = self._grid(parts[index])
+        grid = self.grid_of(parts[index])
         assert grid is not None
         problem = self._unsupported(site)
         if problem is not None:
@@ -252,6 +261,16 @@ class GridInference:
         return None
 
     def _no_grid(self, site: AttentionSite, axis: Axis) -> Refusal:
+        parts = segments_of(axis)
+        for doubt in self.hints.doubts:
+            dims = self.trace.dims(doubt.node)
+            if dims is not None and any(p in parts for p in segments_of(dims[doubt.dim])):
+                return Refusal(
+                    site.name,
+                    f"token grid of {axis_size(axis)} tokens is not known: {doubt.reason}",
+                    doubt.hint,
+                    over_grid=False,
+                )
         return Refusal(
             site.name,
             f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its "
@@ -261,7 +280,7 @@ class GridInference:
             over_grid=False,
         )
 
-    def _grid(self, part: Axis) -> GridAxis | None:
+    def grid_of(self, part: Axis) -> GridAxis | None:
         """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
         found = self._proved(part) or self._of_option(part) or self._by_positions(part)
         if found is None or found.kind == "declared" or self.declared is None:
@@ -275,6 +294,9 @@ class GridInference:
         atoms = _grid_atoms(part)
         if atoms is None:
             return None
+        hint = self.hints.by_atom.get(atoms[-1])
+        if hint is not None:
+            return GridAxis(part, atoms, hint.evidence, "hinted", hint)
         origin = next((a.origin for a in atoms if a.origin), "")
         if origin and all(a.origin for a in atoms[-2:]):
             return GridAxis(part, atoms, origin)
@@ -313,8 +335,8 @@ class GridInference:
 
         Text of as many tokens has the grid's axis too, once it is added to a table of positions that the video shares.
         """
-        grid = self._grid(part)
-        if grid is None or grid.evidence in _WITHOUT_LATENT:
+        grid = self.grid_of(part)
+        if grid is None or grid.hint is not None or grid.evidence in _WITHOUT_LATENT:
             return True
         return bool(
             self.streams.stream(site.q, part) & self.streams.tokens_of_latent(resolve(part))

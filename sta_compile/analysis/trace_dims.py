@@ -8,7 +8,7 @@ Nothing is matched by size: two axes are the same only if an operation makes the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -103,8 +103,8 @@ def fresh_dims(value: Any) -> Traced | None:
     return None
 
 
-def trace_dims(view: GraphView) -> DimTrace:
-    """Axes of every tensor value; terminates in one pass over the nodes."""
+def trace_dims(view: GraphView, known: Mapping[torch.fx.Node, Dims] | None = None) -> DimTrace:
+    """Axes of every tensor value; terminates in one pass over the nodes. known: those of inputs, where more is known."""
     from .trace_index import relate_setitem
     from .trace_rules import RULES
 
@@ -124,6 +124,8 @@ def trace_dims(view: GraphView) -> DimTrace:
             trace.values[node] = _of_placeholder(trace, node)
         elif node in view.body:
             trace.values[node] = _of_call(trace, node)
+        elif known and node in known:
+            _store(trace, node, known[node])
         elif not name:
             _store(trace, node, fresh_dims(value))
         elif name in RULES:

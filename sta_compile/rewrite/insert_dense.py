@@ -20,6 +20,8 @@ from torch.fx.proxy import GraphAppendingTracer
 from .._torch import statically_known_true
 from ..analysis.find_timestep import TimestepFact
 from ..analysis.graph_view import canonical_name, fake_value, is_inplace, is_tensor
+from ..analysis.hints import Hint
+from ..analysis.position_values import matches_grid
 from ..errors import StaError
 from ..ir.noise_level import Convention, UnknownConvention, comparisons, has_dense_steps
 from .fake_values import VALUE, fake_mode_of, run
@@ -49,19 +51,36 @@ def insert_dense(
     return emitter.flags(fact.node, convention, dense_above, dense_below)
 
 
-class _Emitter:
-    """Adds nodes right after the graph's inputs, each with its fake value."""
+def insert_check(
+    gm: torch.fx.GraphModule,
+    hint: Hint,
+    dense: torch.fx.Node | None,
+    batch: int | torch.fx.Node,
+) -> torch.fx.Node:
+    """A bool [batch] node in the root graph: `dense`, or all samples if an input hasn't the positions of a hinted grid."""
+    emitter = _Emitter(gm, batch, dense)
+    matches = emitter.traced(lambda values: matches_grid(values, hint.positions), hint.node)
+    other = emitter.call(torch.logical_not, (emitter.call("expand", (matches, (batch,))),))
+    return other if dense is None else emitter.call(torch.logical_or, (dense, other))
 
-    def __init__(self, gm: torch.fx.GraphModule, batch: int | torch.fx.Node) -> None:
+
+class _Emitter:
+    """Adds nodes right after the graph's inputs, or after a node that was added there, each with its fake value."""
+
+    def __init__(
+        self,
+        gm: torch.fx.GraphModule,
+        batch: int | torch.fx.Node,
+        after: torch.fx.Node | None = None,
+    ) -> None:
         self.graph = gm.graph
         self.batch = batch
         nodes = list(gm.graph.nodes)
         self.existing = set(nodes)
         inputs = [node for node in nodes if node.op == "placeholder"]
         self.fake_mode = fake_mode_of(gm.graph)
-        self.last = inputs[-1]
-        if isinstance(batch, torch.fx.Node) and nodes.index(batch) > nodes.index(self.last):
-            self.last = batch
+        earlier = [inputs[-1], *(n for n in (batch, after) if isinstance(n, torch.fx.Node))]
+        self.last = max(earlier, key=nodes.index)
 
     def all_dense(self, device: torch.device) -> torch.fx.Node:
         return self.call(torch.ones, ((self.batch,),), dtype=torch.bool, device=device)
@@ -101,23 +120,10 @@ class _Emitter:
 
     def apply(self, function: Callable[[Any], Any], timestep: torch.fx.Node) -> torch.fx.Node:
         """The nodes of a user's function of the timestep [...] -> level [...]."""
-        known = set(self.graph.nodes)
         shape = fake_value(timestep).shape
         try:
-            with self.graph.inserting_before(self.last.next):
-                tracer = GraphAppendingTracer(self.graph)
-                result = function(torch.fx.Proxy(timestep, tracer))
-            if not isinstance(result, torch.fx.Proxy):
-                raise TypeError(f"it returned {type(result).__name__}, not a tensor")
-            for node in [node for node in self.graph.nodes if node not in known]:
-                if is_inplace(node):
-                    raise TypeError(f"{canonical_name(node)} writes to the model's timestep")
-                if canonical_name(node) in _READS_ON_HOST:
-                    raise TypeError(f"{canonical_name(node)}() reads a value on the host")
-                self._settle(node)
-                if not is_tensor(node):
-                    raise TypeError(f"{node.name} is no tensor")
-            found = fake_value(result.node).shape
+            result = self.traced(function, timestep)
+            found = fake_value(result).shape
             if found != shape:
                 raise TypeError(f"it made shape {tuple(found)} of shape {tuple(shape)}")
         except Exception as error:
@@ -128,7 +134,25 @@ class _Emitter:
                 "arithmetic on its argument, one level in 0..1 for each timestep and no branch on values, "
                 "for example lambda t: 1 - t / 1000"
             ) from error
-        return self.call("to", (result.node, torch.float32))
+        return self.call("to", (result, torch.float32))
+
+    def traced(self, function: Callable[[Any], Any], value: torch.fx.Node) -> torch.fx.Node:
+        """The node that holds a function of an input. Raises TypeError for what can't be in a graph."""
+        known = set(self.graph.nodes)
+        with self.graph.inserting_before(self.last.next):
+            tracer = GraphAppendingTracer(self.graph)
+            result = function(torch.fx.Proxy(value, tracer))
+        if not isinstance(result, torch.fx.Proxy):
+            raise TypeError(f"it returned {type(result).__name__}, not a tensor")
+        for node in [node for node in self.graph.nodes if node not in known]:
+            if is_inplace(node):
+                raise TypeError(f"{canonical_name(node)} writes to the model's timestep")
+            if canonical_name(node) in _READS_ON_HOST:
+                raise TypeError(f"{canonical_name(node)}() reads a value on the host")
+            self._settle(node)
+            if not is_tensor(node):
+                raise TypeError(f"{node.name} is no tensor")
+        return result.node
 
     def call(
         self, target: str | Callable[..., Any], args: tuple[Any, ...], **kwargs: Any

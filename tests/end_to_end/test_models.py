@@ -161,26 +161,6 @@ def lowered(value: object) -> object:
     return value.to(torch.bfloat16) if wide else value
 
 
-@pytest.mark.parametrize("declared", [False, True])
-def test_packed_video_needs_its_grid(declared):
-    """LTX that gets coordinates per token instead of the numbers of frames, rows and columns."""
-    case = FAMILIES["ltx"].case(2, FIRST)
-    axes = torch.meshgrid(*map(torch.arange, FIRST), indexing="ij")
-    inputs = {**case.inputs, "video_coords": torch.stack(axes).flatten(1).float().expand(2, -1, -1)}
-    for name in ("num_frames", "height", "width"):
-        del inputs[name]
-    wanted = {"sta": {**options(FIRST), "grid": FIRST if declared else None}}
-    variant = compile_variants(case.model, inputs, wanted)["sta"]
-    if declared:
-        check_sites(case, variant)
-        expected = masked(case, variant, inputs)
-        assert relative_error(variant.run(**inputs)[0], expected) < TOLERANCE
-    else:
-        assert "token grid of 495 tokens is not known" in variant.report.summary()
-        assert "options={'grid': (frames, rows, cols)}" in variant.report.summary()
-        assert torch.equal(variant.run(**inputs)[0], case.model(**inputs)[0])
-
-
 @pytest.mark.parametrize("condition", ["token_replace", "latent_concat"])
 def test_hunyuan_video_of_an_image(condition):
     """token_replace modulates the first frame by numbers of its own, in every layer."""

@@ -1,0 +1,42 @@
+"""What the values of a graph's inputs say of its token grids, and what they leave in doubt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch.fx
+
+from .axes import Atom
+from .position_values import Positions
+
+
+@dataclass(frozen=True, eq=False)
+class Hint:
+    """A grid that was read from an input of the root graph. Nothing guards the values: a check has to stand in the graph."""
+
+    node: torch.fx.Node
+    name: str
+    positions: Positions
+
+    @property
+    def evidence(self) -> str:
+        return f"values of input {self.name}"
+
+
+@dataclass(frozen=True, eq=False)
+class Doubt:
+    """Why an input of the root graph that has the tokens along `dim` gives no grid, and what to do about it."""
+
+    node: torch.fx.Node
+    dim: int
+    reason: str
+    hint: str
+
+
+@dataclass(frozen=True, eq=False)
+class Hints:
+    """by_atom: the hint that made an atom a grid axis."""
+
+    by_atom: Mapping[Atom, Hint] = field(default_factory=dict)
+    doubts: tuple[Doubt, ...] = ()

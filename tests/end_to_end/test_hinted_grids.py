@@ -1,0 +1,133 @@
+"""Grids that only the values of inputs show: sparse for the positions that were seen, exact for all others.
+
+A full window is exact whatever the grid, so a hint that no longer holds costs speed and never the result.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sta_compile.analysis.graph_view import canonical_name
+from tests.end_to_end.compiled import Options, Variant, compile_variants, relative_error
+from tests.end_to_end.models import Case, Inputs, Triple
+from tests.end_to_end.oracle import Oracle, window_mask
+from tests.end_to_end.packed_models import FAMILIES, places
+
+TOLERANCE = 1e-5
+OPTIONS: Options = {"tile": (1, 2, 2), "window": (1, 3, 3)}
+HINTED = ("flux", "flux2", "chroma", "ltx_coords", "ltx2_coords", "minimax")
+POSITIONS = ("img_ids", "video_coords", "position_ids")
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.no_grad():
+        yield
+
+
+def masked(case: Case, variant: Variant, inputs: Inputs, dense=(False,)) -> torch.Tensor:
+    site = variant.report.replaced[0]
+    mask = window_mask(site.grid, site.tiles, site.window)
+    with Oracle(case.model, case.sites, mask, text_first=case.text_first, dense=dense) as oracle:
+        out = case.model(**inputs)[0]
+    assert oracle.calls == len(case.sites)
+    return out
+
+
+def with_positions_of(case: Case, name: str, grid: Triple) -> Inputs:
+    """The inputs with the positions of another grid of as many tokens."""
+    other = FAMILIES[name].case(case.size.batch, grid).inputs
+    (given,) = [key for key in POSITIONS if key in case.inputs]
+    return {**case.inputs, given: other[given]}
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "grid"),
+    [(name, 1 + i % 2, ((3, 4, 7), (1, 6, 9))[i // 2 % 2]) for i, name in enumerate(HINTED)],
+)
+def test_sparse_for_the_grid_that_was_seen_and_exact_for_others(name, batch, grid):
+    case = FAMILIES[name].case(batch, grid, layers=1)
+    wanted = {"sparse": OPTIONS, "full": {"window": "full"}}
+    variants = compile_variants(case.model, case.inputs, wanted)
+    sparse, full = variants["sparse"], variants["full"]
+    (given,) = [key for key in POSITIONS if key in case.inputs]
+    assert [site.name for site in sparse.report.replaced] == list(case.sites)
+    assert {site.grid for site in sparse.report.replaced} == {grid}
+    basis = f"hinted by values of input {given}"
+    assert {site.evidence for site in sparse.report.replaced} == {f"{basis}, checked on the device"}
+    assert {site.evidence for site in full.report.replaced} == {basis}
+
+    expected, exact = masked(case, sparse, case.inputs), case.model(**case.inputs)[0]
+    assert relative_error(sparse.run(**case.inputs)[0], expected) < TOLERANCE
+    assert relative_error(expected, exact) > 100 * TOLERANCE
+    assert relative_error(full.run(**case.inputs)[0], exact) < TOLERANCE
+
+    turned = with_positions_of(case, name, (grid[0], grid[2], grid[1]))
+    exact = case.model(**turned)[0]
+    assert relative_error(sparse.run(**turned)[0], exact) < TOLERANCE
+    assert relative_error(full.run(**turned)[0], exact) < TOLERANCE
+    assert relative_error(sparse.run(**case.inputs)[0], expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("above", [None, 0.95])
+def test_the_check_stands_beside_the_noise_level(above):
+    family = FAMILIES["ltx_coords"]
+    case = family.case(2, (3, 4, 7), layers=1)
+    options = {**OPTIONS, "dense_above": above, "noise": "0..1000"}
+    variant = compile_variants(case.model, case.inputs, {"sta": options})["sta"]
+    mixed = case.at(family.noisy, family.clean)
+    expected = masked(case, variant, mixed, (above is not None, False))
+    assert relative_error(variant.run(**mixed)[0], expected) < TOLERANCE
+    turned = {**mixed, "video_coords": mixed["video_coords"].flip(-1)}
+    assert relative_error(variant.run(**turned)[0], case.model(**turned)[0]) < TOLERANCE
+    one = mixed["video_coords"].clone()
+    one[1, 2, 5] += 32  # one token of one sample is elsewhere: all samples are dense
+    moved = {**mixed, "video_coords": one}
+    assert relative_error(variant.run(**moved)[0], case.model(**moved)[0]) < TOLERANCE
+
+
+def test_one_check_per_graph():
+    """However many layers and attentions use it."""
+    case = FAMILIES["flux"].case(1, (1, 6, 9), layers=3)
+    variant = compile_variants(case.model, case.inputs, {"sta": OPTIONS})["sta"]
+    calls = [n for n in variant.gm.graph.nodes if n.target is torch.ops.sta.attention.default]
+    assert len(calls) == 6
+    assert len({node.args[4] for node in calls}) == 1
+    assert comparisons(variant) == 2  # rows and columns
+
+
+def comparisons(variant: Variant) -> int:
+    return [canonical_name(node) for node in variant.gm.graph.nodes].count("isclose")
+
+
+def test_references_after_the_image():
+    """FLUX Kontext: the ids of the reference, of another size, stand behind those of the image in one tensor."""
+    case = FAMILIES["flux"].case(2, (1, 6, 9), layers=1)
+    behind = places((1, 4, 5)) + torch.tensor([1.0, 0.0, 0.0])
+    inputs = {
+        **case.inputs,
+        "hidden_states": torch.cat([case.inputs["hidden_states"], torch.randn(2, 20, 4)], 1),
+        "img_ids": torch.cat([case.inputs["img_ids"], behind]),
+    }
+    variant = compile_variants(case.model, inputs, {"sta": OPTIONS})["sta"]
+    site = variant.report.replaced[0]
+    assert site.grid == (1, 6, 9)
+    assert site.segments == (("context", 7), ("video", 54), ("context", 20))
+    mask = torch.ones(81, 81, dtype=torch.bool)
+    mask[7:61, 7:61] = window_mask(site.grid, site.tiles, site.window)
+    with Oracle(case.model, case.sites, mask):
+        expected = case.model(**inputs)[0]
+    assert relative_error(variant.run(**inputs)[0], expected) < TOLERANCE
+    turned = {**inputs, "img_ids": torch.cat([places((1, 9, 6)), behind])}
+    assert relative_error(variant.run(**turned)[0], case.model(**turned)[0]) < TOLERANCE
+
+
+def test_a_declared_grid_needs_no_values():
+    case = FAMILIES["ltx_coords"].case(1, (3, 4, 7), layers=1)
+    wanted = {"sta": {**OPTIONS, "grid": (3, 4, 7)}}
+    variant = compile_variants(case.model, case.inputs, wanted)["sta"]
+    assert variant.report.replaced[0].evidence == "declared by option grid"
+    assert comparisons(variant) == 0
+    expected = masked(case, variant, case.inputs)
+    assert relative_error(variant.run(**case.inputs)[0], expected) < TOLERANCE
