@@ -9,6 +9,7 @@
 | `torch._C._functorch.is_batchedtensor` | 2.11, 2.13 |
 | `torch._logging.trace_structured` | 2.11, 2.13 |
 | `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11, 2.13 |
+| `torch._C._functorch.is_functorch_wrapped_tensor` | 2.11, 2.13 |
 """
 
 from __future__ import annotations
@@ -53,6 +54,12 @@ def body_of_call(
         return None
     body = gm.get_submodule(str(attribute.target))
     return (body, tuple(node.args[first:])) if isinstance(body, torch.fx.GraphModule) else None
+
+
+def inside_vmap(value: Any) -> bool:
+    """Is this the value that a node has inside of `torch.vmap`? Any operation on it outside breaks later ones on others."""
+    wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return wrapped
 
 
 def graph_modules(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:

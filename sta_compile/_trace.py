@@ -9,7 +9,8 @@ functions are removed again (beside a user's own entries they are marked as dead
 so is what Dynamo notes about shapes (automatic dynamic) and its counters.
 
 Private torch APIs, tested on 2.11 and 2.13: GraphModule.compile_subgraph_reason, register_bytecode_hook, cache entries
-(_debug_get_cache_entry_list, reset_code, ExtraState.invalidate), pgo._CODE_STATE, utils.counters.
+(_debug_get_cache_entry_list, reset_code, ExtraState.invalidate), pgo._CODE_STATE, utils.counters, the number of a frame
+(convert_frame.FRAME_COUNTER, CompileContext.current_compile_id).
 """
 
 from __future__ import annotations
@@ -68,18 +69,29 @@ class _Tracer:
     """The backend. It never compiles: the last graph ends the trace, others run as they are."""
 
     def __init__(self, visit: Visit) -> None:
+        from torch._dynamo import convert_frame
+
         self.visit = visit
         self.graphs = 0
+        self.first_frame = convert_frame.FRAME_COUNTER
         self.codes: dict[types.CodeType, bool] = {}  # -> did it have entries before?
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         self.graphs += 1
         reason: Any = getattr(gm, "compile_subgraph_reason", None)
-        if self.graphs == 1 and reason is not None and not reason.graph_break:
+        if self._in_first_frame() and reason is not None and not reason.graph_break:
             self.visit(gm, example_inputs)
             raise _Finished
         self.visit(copy.deepcopy(gm), example_inputs)  # the visitor may edit what it gets
         return gm.forward
+
+    def _in_first_frame(self) -> bool:
+        """Is this the first graph, and that of the function which is traced?
+
+        Dynamo gives up a frame that breaks inside a loop; the first graph is then that of a function which it calls.
+        """
+        current = torch._guards.CompileContext.current_compile_id()
+        return self.graphs == 1 and current is not None and current.frame_id == self.first_frame
 
     @contextmanager
     def remembering_codes(self) -> Iterator[None]:

@@ -68,6 +68,20 @@ class Breaking(torch.nn.Module):
         return x.sin()
 
 
+class BreakingInALoop(torch.nn.Module):
+    """Dynamo gives up forward, and compiles what it calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ModuleList([torch.nn.Sequential(Small()) for _ in range(2)])
+
+    def forward(self, x):
+        for part in self.parts:
+            x = part(x)
+            torch._dynamo.graph_break()
+        return x
+
+
 def halve(x):
     x = x / 2
     torch._dynamo.graph_break()
@@ -163,6 +177,21 @@ class TestTracing:
     def test_a_first_explanation_leaves_no_entries(self):
         explain(Breaking())(X)
         assert entries(halve) == entries(Breaking.forward) == entries(Small.forward) == 0
+
+    def test_a_frame_that_breaks_in_a_loop_is_given_up_and_the_functions_that_it_calls_are_seen(
+        self,
+    ):
+        graphs = []
+
+        def collect(gm, example_inputs):
+            graphs.append(gm)
+            return gm.forward
+
+        model = BreakingInALoop()
+        torch._dynamo.reset()
+        torch.compile(model, backend=collect)(X)
+        torch._dynamo.reset()
+        assert len(explain(model)(X)) == len(graphs) > 1
 
     def test_fullgraph_says_where_the_break_is(self):
         with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):

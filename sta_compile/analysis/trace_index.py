@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from .._torch import inside_vmap
 from .axes import Axis, Dims, Size, axis_size, fresh, part_of, size_of, unify
 from .graph_view import argument, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, shape_of
@@ -129,6 +130,8 @@ def relate_setitem(trace: DimTrace, node: torch.fx.Node) -> bool:
 def written_axes(trace: DimTrace, node: torch.fx.Node) -> Dims | None:
     """Axes of the slice that a `setitem` writes."""
     x, index = node.args[:2]
+    if inside_vmap(fake_value(x)):
+        return None
     region = fake_value(x)[fake_value_index(index)]
     dims = indexed(trace, x, index, tuple(size_of(s) for s in region.shape))  # type: ignore[arg-type]
     return dims if isinstance(dims, tuple) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -233,6 +234,15 @@ def test_axes_that_a_node_made_up_are_told() -> None:
     assert len(traced.trace.invented[reshape]) == 2
     (transpose,) = calls(traced.gm, "transpose")
     assert not traced.trace.invented[transpose]
+
+
+def test_writes_inside_vmap_are_opaque_and_harm_no_other_value() -> None:
+    def function(x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: write(row.clone(), (slice(0, 2),), row[2:4]))(x) * 1
+
+    traced = Traced(function, "b2 h4")
+    assert [node for node in traced.trace.opaque if node.target is operator.setitem]
+    assert torch.zeros(3)[torch.tensor([1])].shape == (1,)
 
 
 def test_a_body_has_the_axes_of_its_arguments() -> None:
