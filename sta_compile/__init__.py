@@ -15,6 +15,7 @@ from .errors import StaError
 
 if TYPE_CHECKING:
     from . import config
+    from .compile_model import compile, restore
     from .config import token_grid
     from .explanation import explain
     from .ops import checkpoint_ops
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "checkpoint_ops": "ops",
+    "compile": "compile_model",
     "config": "config",
     "dense_above": "planning.noise_schedule",
     "token_grid": "config",
@@ -30,6 +32,7 @@ _HOMES = {
     "Report": "report",
     "reports": "report",
     "reset_reports": "report",
+    "restore": "compile_model",
 }
 
 __all__ = [
@@ -37,11 +40,13 @@ __all__ = [
     "StaError",
     "__version__",
     "checkpoint_ops",
+    "compile",
     "config",
     "dense_above",
     "explain",
     "reports",
     "reset_reports",
+    "restore",
     "token_grid",
 ]
 

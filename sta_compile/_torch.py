@@ -209,6 +209,29 @@ def ends_at_graph_break(gm: torch.fx.GraphModule) -> bool:
     return bool(reason is not None and reason.graph_break)
 
 
+def copy_graph_module(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A Dynamo graph module with a graph of its own, which may get inputs that Dynamo doesn't know."""
+    import copy
+
+    twin = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    twin.meta = gm.meta
+    for old, new in zip(gm.graph.nodes, twin.graph.nodes, strict=True):
+        if hasattr(old, "_dynamo_source"):
+            new._dynamo_source = old._dynamo_source
+    for name in ("compile_subgraph_reason", "_param_name_to_source", "_backend_id"):
+        if hasattr(gm, name):
+            setattr(twin, name, getattr(gm, name))
+    return twin
+
+
+def set_source(node: torch.fx.Node, name: str) -> None:
+    """AOTAutograd asks each input of a Dynamo graph where it comes from."""
+    from torch._dynamo.source import LocalSource
+
+    source: Any = LocalSource(name)
+    node._dynamo_source = source
+
+
 def compile_with_inductor(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.fx
 
+from . import _torch
 from .analysis.attention_site import sizes_of
 from .analysis.axes import Size, axis_size, size_of
 from .analysis.graph_view import GraphView, fake_value
@@ -15,6 +16,7 @@ from .analysis.infer_grid import VideoAttention
 from .analysis.trace_dims import DimTrace
 from .grid_plan import GridPlan
 from .noise_plan import NoisePlan
+from .rewrite.add_input import add_flags
 from .rewrite.insert_dense import insert_check, insert_dense
 from .rewrite.insert_layout import insert_layout
 from .rewrite.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
@@ -85,6 +87,9 @@ def _dense_flags(
     sizes: SizeNodes,
 ) -> torch.fx.Node | None:
     q = fake_value(plans[0].sites[0].site.q)
+    if noise.of_call:
+        batch = _batch(plans[0].sites[0], noise)
+        return add_flags(view.gm, _torch.specialise(batch, _torch.shape_env_of(view.gm)), q.device)
     return insert_dense(
         view.gm,
         noise.fact,

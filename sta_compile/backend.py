@@ -17,6 +17,7 @@ import torch
 import torch.fx
 
 if TYPE_CHECKING:
+    from .model_call import ModelCall
     from .report import Report
     from .settings import Settings
 
@@ -33,24 +34,40 @@ def sta(
     mode: as for inductor ("reduce-overhead", "max-autotune", ...). options: sta_compile's and inductor's in one dict.
     Raises StaError for a user's mistake in the options.
     """
-    from . import _torch, warn_once
-    from ._guards import install_config_guard
+    from . import _torch, model_call, warn_once
+    from ._guards import install_config_guard, install_convention_guard, install_grids_guard
     from .report import record
+    from .rewrite.add_input import copy_for_inputs, example_of
     from .settings import OPTIONS, Settings
     from .warm_kernels import warm_kernels
 
     settings, patches = Settings.resolve(options)
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
-    model = _torch.root_module()
-    gm, report = rewrite_for_device(gm, example_inputs, settings)
+    model, call = model_call.root_module(), model_call.current()
+    at_break = _torch.ends_at_graph_break(gm)
+    if call is not None and call.grids():
+        gm = copy_for_inputs(gm)
+    gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if report.replaced:
         with report.stage("build kernels"):
             warm_kernels(gm)
+    flags = example_of(gm)
+    if report.replaced and settings.noise == "auto" and report.noise.needed and flags is None:
+        install_convention_guard(settings.timestep)
+    if (call is not None and call.grids()) or report.lacks_grid:
+        install_grids_guard()
     record(report)
-    warn_once.say(report, model, _torch.ends_at_graph_break(gm))
-    return _torch.compile_with_inductor(
-        gm, example_inputs, mode=mode, patches=patches, tag=_cache_tag(settings.fingerprint())
+    warn_once.say(report, model, at_break)
+    compiled = _torch.compile_with_inductor(
+        gm,
+        [*example_inputs, *([] if flags is None else [flags])],
+        mode=mode,
+        patches=patches,
+        tag=_cache_tag(settings.fingerprint()),
     )
+    if call is None:
+        return compiled
+    return model_call.GraphInCall(compiled, report, settings, flags)
 
 
 def _reset() -> None:
@@ -79,6 +96,7 @@ def rewrite_for_device(
     settings: Settings,
     *,
     remember: bool = True,
+    call: ModelCall | None = None,
 ) -> tuple[torch.fx.GraphModule, Report]:
     """The stages, on a device that we speed up; on any other the graph as it came, and why.
 
@@ -101,7 +119,7 @@ def rewrite_for_device(
     kernel = settings.kernel
     if kernel == "auto" and target.kind != "meta":
         kernel = "reference" if target.kind == "cpu" else "triton"
-    return rewrite(gm, example_inputs, settings, kernel=kernel, remember=remember)
+    return rewrite(gm, example_inputs, settings, kernel=kernel, remember=remember, call=call)
 
 
 @lru_cache(maxsize=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import torch.fx
 from . import _torch
 from .analysis.axes import Axis, Size, resolve
 from .analysis.hints import Hint
-from .analysis.infer_grid import Refusal, VideoAttention
+from .analysis.infer_grid import GridInference, Refusal, VideoAttention
 from .analysis.propagate_layout import LayoutPlan, propagate_layout
 from .analysis.trace_dims import DimTrace
 from .ir.attention_spec import AttentionSpec, Triple
@@ -137,3 +137,23 @@ def _conflict(name: str) -> Refusal:
         "its tokens are written in place where they must be in raster order",
         "write the model without in-place operations on video tokens",
     )
+
+
+def specialise_inputs(gm: torch.fx.GraphModule, known: Collection[int]) -> None:
+    """Makes symbolic dimensions of the inputs numbers, with a guard, where they may be a known number of tokens."""
+    env = _torch.shape_env_of(gm)
+    for node in gm.graph.nodes:
+        value = node.meta.get("example_value") if known and node.op == "placeholder" else None
+        for size in getattr(value, "shape", ()):
+            if isinstance(size, torch.SymInt) and _torch.size_hint(size) in known:
+                _torch.specialise(size, env)
+
+
+def state_grids(gm: torch.fx.GraphModule, inference: GridInference) -> dict[int, Triple]:
+    """Token count -> grid, of the token axes that leave a graph; symbolic ones become numbers, with a guard."""
+    shapes = [_known(gm, grid.shape) for grid in inference.stated()]
+    found: dict[int, set[Triple]] = {}
+    for shape in shapes:
+        if shape is not None:
+            found.setdefault(prod(shape), set()).add(shape)
+    return {tokens: grids.pop() for tokens, grids in found.items() if len(grids) == 1}

@@ -26,7 +26,8 @@ from .analysis.infer_grid import Refusal, VideoAttention
 from .analysis.trace_dims import trace_dims
 from .apply_plan import apply_plan
 from .errors import StaError, StrictError
-from .grid_plan import plan_grids
+from .grid_plan import plan_grids, specialise_inputs, state_grids
+from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
 from .rewrite.repair_outputs import repair_outputs
@@ -44,18 +45,20 @@ def rewrite(
     *,
     kernel: str = "",
     remember: bool = True,
+    call: ModelCall | None = None,
 ) -> tuple[torch.fx.GraphModule, Report]:
     """Replaces what can be replaced in a Dynamo graph, in place, and reports.
 
     kernel: name of what will run the attention, for the report. remember: keep what the first timestep says of the model's
-    noise convention; an explanation leaves no trace. Raises StaError for a user's mistake in the settings, and
+    noise convention; an explanation leaves no trace. call: the call of a model that this compile is in, for what its earlier
+    graphs proved. Raises StaError for a user's mistake in the settings, and
     StrictError if `strict` is set and an attention over a known grid stays as it is.
     """
-    root = _torch.root_module()
+    root = root_module()
     report = Report(name=_name(gm, root), settings=settings.to_dict())
     saved = _Saved(gm)
     try:
-        _rewrite(gm, example_inputs, settings, report, root, kernel, remember)
+        _rewrite(gm, example_inputs, settings, report, root, kernel, remember, call)
     except StaError:
         saved.restore()
         raise
@@ -85,7 +88,10 @@ def _rewrite(
     root: torch.nn.Module | None,
     kernel: str,
     remember: bool,
+    call: ModelCall | None,
 ) -> None:
+    known = dict(call.grids()) if call is not None else {}
+    specialise_inputs(gm, known)
     with report.stage("view graph"):
         view = GraphView(gm)
     with report.stage("trace dimensions"):
@@ -93,7 +99,7 @@ def _rewrite(
     with report.stage("find attention"):
         sites = find_attention(view)
     with report.stage("infer grid"):
-        trace, inference = infer_grids(trace, sites, settings.grid, example_inputs)
+        trace, inference = infer_grids(trace, sites, settings.grid, example_inputs, known)
         answers = [inference.classify(site) for site in sites]
         found = [a for a in answers if isinstance(a, VideoAttention)]
         refused = [a for a in answers if isinstance(a, Refusal)]
@@ -103,7 +109,9 @@ def _rewrite(
         planned, dropped = plan_grids(trace, found, settings)
         refused += dropped
     with report.stage("find noise level"):
-        noise = plan_noise(view, settings, example_inputs, root, remember=remember)
+        noise = plan_noise(view, settings, example_inputs, root, remember=remember, call=call)
+    if call is not None:
+        report.stated = state_grids(gm, inference)
     report.refused += [
         RefusedSite(r.name, r.reason, r.hint, grid_known=r.over_grid, by_request=r.by_request)
         for r in refused

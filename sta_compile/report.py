@@ -87,6 +87,7 @@ class Report:
     settings: dict[str, Any] = field(default_factory=dict)  # Settings.to_dict()
     reason: str = ""
     hint: str = ""
+    stated: dict[int, Triple] = field(default_factory=dict)  # token count -> grid, for later graphs
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -106,6 +107,11 @@ class Report:
     def self_attentions(self) -> int:
         """How many self-attentions were found, replaced or not."""
         return len(self.replaced) + sum(site.self_attention for site in self.refused)
+
+    @property
+    def lacks_grid(self) -> bool:
+        """Does it hold attention over tokens whose grid this graph alone does not show?"""
+        return any(not site.grid_known for site in self.refused)
 
     def summary(self) -> str:
         """The one line that is said aloud: what became approximate, or that nothing did, why and what to do."""

@@ -34,6 +34,13 @@ def say(report: Report, model: torch.nn.Module | None, at_graph_break: bool) -> 
     _warn(report.summary())
 
 
+def say_for_another(report: Report, model: torch.nn.Module) -> None:
+    """For a model that runs what was compiled for another of its class: the same is true of it."""
+    if report.replaced and model not in _said:
+        _said.add(model)
+        _warn(report.summary())
+
+
 def _warn(text: str) -> None:
     """A UserWarning at the user's call. Its registry is its own: Python shows a text only once per line of code by
     default, and a second model compiled by the same loop would stay silent."""

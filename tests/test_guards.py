@@ -102,7 +102,9 @@ def test_the_guard_can_be_stored():
     import pickle
     from functools import partial
 
-    from sta_compile._guards import _config_guard
+    from sta_compile._guards import _equality_guard
 
-    guard = partial(_config_guard, names=("window",), values=config.snapshot(["window"]))
-    assert pickle.loads(pickle.dumps(guard)).keywords == guard.keywords
+    read = partial(config.snapshot, ("window",))
+    guard = partial(_equality_guard, read=read, value=read(), text="the window is unchanged")
+    stored = pickle.loads(pickle.dumps(guard)).keywords
+    assert (stored["read"](), stored["value"]) == (read(), guard.keywords["value"])

@@ -19,7 +19,11 @@ from .find_timestep import TimestepFact
 
 def first_value(fact: TimestepFact, example_inputs: Sequence[Any]) -> float | None:
     """The largest timestep among the real inputs of a compile; None if they are fake, meta or hold no number."""
-    value = example_inputs[fact.index]
+    return largest_value(example_inputs[fact.index])
+
+
+def largest_value(value: Any) -> float | None:
+    """The largest number of a real tensor, read on the host."""
     if not isinstance(value, torch.Tensor) or value.is_meta or value.numel() == 0:
         return None
     if hasattr(value, "fake_mode"):
@@ -54,12 +58,19 @@ class ConventionMemory:
         """Keeps the first answer; one that had no value to judge by (an explanation on fake tensors) is no answer."""
         if isinstance(convention, UnknownConvention) and convention.value is None:
             return
+        self._answers(key).setdefault(timestep, convention)
+
+    def settle(self, key: object, convention: Convention, timestep: str = "auto") -> None:
+        """In place of what is remembered: a schedule beats what one value says."""
+        self._answers(key)[timestep] = convention
+
+    def _answers(self, key: object) -> dict[str, Convention | UnknownConvention]:
         name = id(key)
         entry = self._entries.get(name)
         if entry is None or entry[0]() is not key:
             entry = (weakref.ref(key, lambda ref: self._forget(name, ref)), {})
             self._entries[name] = entry
-        entry[1].setdefault(timestep, convention)
+        return entry[1]
 
     def clear(self) -> None:
         """For torch._dynamo.reset(): the next call is a first call again."""

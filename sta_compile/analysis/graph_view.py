@@ -177,6 +177,7 @@ def module_path(node: torch.fx.Node) -> str:
         return ""
     path = list(stack.values())[-1][0]
     path = path.replace("__dict__['_modules']", "").replace("._modules", ".")
+    path = path.replace(".forward.__self__", "")  # a forward that is an attribute of its module
     path = re.sub(r"\[['\"]?([^\]'\"]+)['\"]?\]", r".\1", path)
     parts = [p for p in path.split(".") if p]
     if parts and parts[0] in ("L", "G"):

@@ -10,8 +10,9 @@ a check on the device, which makes a call dense whose positions are others (`pos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -35,12 +36,14 @@ def infer_grids(
     sites: Iterable[AttentionSite],
     declared: Triple | None,
     example_inputs: Sequence[Any],
+    known: Mapping[int, Triple | None] = MappingProxyType({}),
 ) -> tuple[DimTrace, GridInference]:
     """Trace and grids of a graph, with what the values of its inputs say where the graph and the options say nothing.
 
-    example_inputs: in the order of the graph's placeholders; those that are fake or on meta have no values to read.
+    example_inputs: in the order of the graph's placeholders; those that are fake or on meta have no values to read. known: as for
+    GridInference.
     """
-    inference = GridInference(trace, declared)
+    inference = GridInference(trace, declared, known=known)
     unknown = dict.fromkeys(p for site in sites for p in _unknown_parts(inference, site))
     reader = _Reader(trace, example_inputs)
     for part in unknown:
@@ -48,7 +51,7 @@ def infer_grids(
     hints = Hints(reader.by_atom, tuple(reader.doubts))
     if reader.known:
         trace = trace_dims(trace.view, reader.restated())
-    return trace, GridInference(trace, declared, hints)
+    return trace, GridInference(trace, declared, hints, known)
 
 
 def _unknown_parts(inference: GridInference, site: AttentionSite) -> list[Axis]:

@@ -9,8 +9,10 @@ no more than how many context tokens are valid.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from types import MappingProxyType
 from typing import Any, Literal
 
 import sympy
@@ -24,8 +26,9 @@ from .prove_mask import Below, Everywhere, lower_bound, prove_mask
 from .token_streams import TokenStreams
 from .trace_dims import DimTrace
 
+OF_CALL = "another graph of this call"
 _NO_HINTS = Hints()
-_WITHOUT_LATENT = ("unpatchify", "option grid", "positions of the rope tables")
+_WITHOUT_LATENT = ("unpatchify", "option grid", "positions of the rope tables", OF_CALL)
 
 
 @dataclass(frozen=True)
@@ -92,17 +95,22 @@ def same_axis(a: Axis, b: Axis) -> bool:
 
 
 class GridInference:
-    """Answers for the attention sites of one graph. `declared` is the option `grid`, or None."""
+    """Answers for the attention sites of one graph.
+
+    declared: the option `grid`, or None. known: the grids of token counts that earlier graphs of the same call proved.
+    """
 
     def __init__(
         self,
         trace: DimTrace,
         declared: tuple[int, int, int] | None = None,
         hints: Hints = _NO_HINTS,
+        known: Mapping[int, tuple[int, int, int] | None] = MappingProxyType({}),
     ) -> None:
         self.trace = trace
         self.declared = declared
         self.hints = hints
+        self.known = known
         self._inputs = self._latents(
             n for n in trace.view.nodes if trace.view.is_root_input(n) and not is_parameter(n)
         )
@@ -282,7 +290,12 @@ class GridInference:
 
     def grid_of(self, part: Axis) -> GridAxis | None:
         """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
-        found = self._proved(part) or self._of_option(part) or self._by_positions(part)
+        found = (
+            self._proved(part)
+            or self._of_call(part)
+            or self._of_option(part)
+            or self._by_positions(part)
+        )
         if found is None or found.kind == "declared" or self.declared is None:
             return found
         contradicted = same_size(prod(found.shape), prod(self.declared)) and not all(
@@ -305,6 +318,25 @@ class GridInference:
         if self._spread_over(self._outputs, atoms):
             return GridAxis(part, atoms, "unpatchify")
         return None
+
+    def stated(self) -> list[GridAxis]:
+        """Grids of token axes that leave the graph, proved here: later graphs see no more than their token count."""
+        axes = (part for dims in self._leaving() for axis in dims for part in segments_of(axis))
+        found = [self._proved(part) for part in axes]
+        return [grid for grid in found if grid is not None]
+
+    def _leaving(self) -> list[tuple[Axis, ...]]:
+        output = next(iter(reversed(self.trace.view.gm.graph.nodes)))
+        return [dims for node in output.all_input_nodes for dims in self.trace.tensors(node)]
+
+    def _of_call(self, part: Axis) -> GridAxis | None:
+        whole = resolve(part)
+        size = axis_size(whole)
+        shape = self.known.get(size) if isinstance(size, int) else None
+        if shape is None:
+            return None
+        factors = self._declared.setdefault(whole, tuple(Atom(s) for s in shape))
+        return GridAxis(part, factors, OF_CALL)
 
     def _of_option(self, part: Axis) -> GridAxis | None:
         whole = resolve(part)

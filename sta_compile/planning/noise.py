@@ -58,7 +58,7 @@ def parse_noise(
     if word == "log_sigma":
         return Convention("log_sigma", form="log_sigma", evidence=evidence)
     if word == "reversed":
-        if _proves_unit_scale(factor):
+        if proves_unit_scale(factor):
             return _linear(1.0, 0.0, f"{evidence}; the graph multiplies the timestep by 1000")
         return _linear(1000.0, 0.0, evidence)
     span = _span(word)
@@ -70,7 +70,8 @@ def parse_noise(
     )
 
 
-def _proves_unit_scale(factor: float | None) -> bool:
+def proves_unit_scale(factor: float | None) -> bool:
+    """Does a factor before the sinusoid say that the timestep runs over 0..1?"""
     return factor is not None and math.isclose(factor, _UNIT_SCALE_FACTOR, rel_tol=1e-3)
 
 
@@ -91,7 +92,7 @@ def infer_convention(
             '"0..1" from 1 to 0, "reversed" if it rises',
         )
     shown = f"{first_value:.6g}"
-    if _proves_unit_scale(factor):
+    if proves_unit_scale(factor):
         return _infer_on_unit_scale(first_value, shown)
     if first_value < -_SLACK or first_value > _LARGEST * (1 + _SLACK):
         return UnknownConvention(

@@ -25,7 +25,7 @@ _SCHEDULER_SCALE = 1000.0
 _LARGEST_SMALL_TIMESTEP = 3.0
 
 
-def _numbers(values: Any) -> list[float]:
+def numbers(values: Any) -> list[float]:
     """The numbers of a vector, an array or a sequence of numbers or of scalar tensors."""
     return [float(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
 
@@ -44,7 +44,7 @@ def dense_steps(
     """
     import torch
 
-    values = _numbers(timesteps)
+    values = numbers(timesteps)
     if not has_dense_steps(dense_above, dense_below):
         return [False] * len(values)
     if isinstance(convention, UnknownConvention):
@@ -76,7 +76,7 @@ def dense_above(scheduler: Any, steps: int = 12) -> float:
         pipe.scheduler.set_timesteps(50)
         pipe.transformer.compile(backend="sta", options={"dense_above": dense_above(pipe.scheduler, steps=12)})
     """
-    levels = _levels(scheduler)
+    levels = schedule_levels(scheduler)
     if steps < 0 or steps >= len(levels):
         raise StaError(
             f"dense_above(steps={steps}) does not fit a schedule of {len(levels)} steps; "
@@ -99,16 +99,19 @@ def dense_above(scheduler: Any, steps: int = 12) -> float:
     return (last_dense + lower[0]) / 2
 
 
-def _levels(scheduler: Any) -> list[float]:
-    """The noise level of each step in 0..1, as the conventions of `noise="auto"` and "log_sigma" see it."""
+def schedule_levels(scheduler: Any) -> list[float]:
+    """The noise level of each step in 0..1, as the conventions of `noise="auto"` and "log_sigma" see it.
+
+    Raises StaError for a scheduler without a schedule, or with one on no known scale.
+    """
     name = type(scheduler).__name__
     timesteps = getattr(scheduler, "timesteps", None)
     if timesteps is None or getattr(scheduler, "num_inference_steps", 0) is None:
         raise StaError(
             f"{name} has no timesteps yet; call its set_timesteps(number_of_steps) first"
         )
-    values = _numbers(timesteps)
-    scale = _train_steps(scheduler)
+    values = numbers(timesteps)
+    scale = train_steps(scheduler)
     if len(values) < 2 or (not hasattr(scheduler, "num_inference_steps") and len(values) == scale):
         raise StaError(f"{name} has no schedule yet; call its set_timesteps(number_of_steps) first")
     if min(values) >= 0.0 and _LARGEST_SMALL_TIMESTEP < max(values) <= scale * 1.01:
@@ -119,7 +122,7 @@ def _levels(scheduler: Any) -> list[float]:
 def _levels_of_sigmas(scheduler: Any, name: str, steps: int) -> list[float]:
     """Levels of schedules whose timesteps are not over 0..1000: EDM's 0.25 * log(sigma), or sigmas over 0..1."""
     sigmas = getattr(scheduler, "sigmas", None)
-    values = _numbers(sigmas)[:steps] if sigmas is not None else []
+    values = numbers(sigmas)[:steps] if sigmas is not None else []
     if len(values) < steps or min(values) < 0.0:
         raise StaError(
             f"the timesteps of {name} are on no known scale and it has no sigmas; "
@@ -135,7 +138,8 @@ def _falling(levels: list[float]) -> list[float]:
     return levels if levels[0] >= levels[-1] else [1 - level for level in levels]
 
 
-def _train_steps(scheduler: Any) -> float:
+def train_steps(scheduler: Any) -> float:
+    """The top of the scale that a scheduler's timesteps run over."""
     config = getattr(scheduler, "config", None)
     if isinstance(config, dict):
         return float(config.get("num_train_timesteps", _SCHEDULER_SCALE))

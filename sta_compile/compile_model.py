@@ -1,0 +1,165 @@
+"""`sta_compile.compile(pipe_or_model, **options)`: the one call that makes everything work, in place.
+
+    sta_compile.compile(pipe, window=(18, 24, 24), transformer_2={"window": "full"})
+    sta_compile.compile(model, scheduler=scheduler)         a denoiser alone
+    sta_compile.restore(pipe)
+
+It does what `model.compile(backend="sta", options={...})` does, and besides, for the time of a call only: lets Dynamo
+capture sizes that depend on data, makes repeated blocks nested regions, and keeps for graphs that hold a single block what
+the whole model knows: its grid and its noise level. What the timestep says about noise is read from the scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from .denoisers import denoisers_of, modules_of, unets_of
+from .errors import StaError
+from .model_call import calling
+from .regions import Regions
+from .settings import Settings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def compile(
+    pipe_or_model: T,
+    *,
+    scheduler: Any = None,
+    mode: str | None = None,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    regions: bool = True,
+    options: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> T:
+    """Compiles a model, or each denoiser of a pipeline, in place, and returns what it was given.
+
+    scheduler: of the model's timesteps; a pipeline has its own. mode, fullgraph, dynamic: as for torch.compile.
+    regions: compile blocks that the model repeats once. options and further keywords: options of sta_compile and of
+    inductor for all denoisers; a keyword with the name of a part (`transformer_2={...}`) holds options for that part, which
+    beat the others, and None leaves the part as it is. Raises StaError for a mistake in them.
+    """
+    if isinstance(pipe_or_model, torch.nn.Module):
+        parts: dict[str, torch.nn.Module] = {"": pipe_or_model}
+        own: dict[str, Any] = {}
+    else:
+        names = modules_of(pipe_or_model)
+        own = {name: more.pop(name) for name in list(more) if name in names}
+        for name in unets_of(pipe_or_model):
+            log.warning("%s has no tokens of video in its attention and is left as it is", name)
+        parts = denoisers_of(pipe_or_model, own)
+    shared = {**_of_mode(mode), **(options or {}), **more}
+    planned = {}
+    for name in parts:
+        given = own.get(name, {})
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            raise StaError(
+                f"{name}={given!r} is no set of options; pass a dict, for example {name}={{'window': 'full'}}, or None "
+                "to leave it as it is"
+            )
+        planned[name] = {**shared, **given}
+        Settings.resolve(planned[name])
+    for name, mine in planned.items():
+        source = _Scheduler(scheduler, None if name == "" else pipe_or_model)
+        run = CompiledModel(parts[name], mine, source, fullgraph, dynamic, regions)
+        parts[name]._compiled_call_impl = run
+    return pipe_or_model
+
+
+def restore(pipe_or_model: T) -> T:
+    """Undoes `compile`: the model, or each part of the pipeline, runs as it did before."""
+    whole = isinstance(pipe_or_model, torch.nn.Module)
+    parts: Iterable[Any] = [pipe_or_model] if whole else modules_of(pipe_or_model).values()
+    for part in parts:
+        if isinstance(part._compiled_call_impl, CompiledModel):
+            del part._compiled_call_impl
+    return pipe_or_model
+
+
+class CompiledModel:
+    """What `model(...)` runs once compiled."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        options: Mapping[str, Any],
+        scheduler: _Scheduler,
+        fullgraph: bool,
+        dynamic: bool | None,
+        regions: bool,
+    ) -> None:
+        from .backend import sta
+
+        self.model = model
+        self.options = dict(options)
+        self.scheduler = scheduler
+        self.regions = Regions(model, enabled=regions)
+        self._eager: Callable[..., Any] = model._call_impl
+        given: dict[str, Any] = {"options": self.options} if options else {}
+        self._compiled = torch.compile(
+            self._eager, backend=sta, fullgraph=fullgraph, dynamic=dynamic, **given
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():  # part of a whole that is being compiled
+            return self._eager(*args, **kwargs)
+        scheduler = self.scheduler.now()
+        with _capture_sizes(), calling(self.model, scheduler, args, kwargs) as call:
+            call.settle_noise(str(self.options.get("timestep", "auto")))
+            if not self.regions.enabled:
+                return self._compiled(*args, **kwargs)
+            try:
+                with self.regions.active():
+                    return self._compiled(*args, **kwargs)
+            except torch._dynamo.exc.TorchDynamoException as error:
+                if isinstance(getattr(error, "inner_exception", None), StaError):
+                    raise
+                reason = str(error).strip().partition("\n")[0]
+                log.info("blocks can't be nested regions (%s); compiling without them", reason)
+                log.debug("the whole error", exc_info=True)
+            self.regions.off()
+            return self._compiled(*args, **kwargs)
+
+
+class _Scheduler:
+    """The scheduler that is given, or the one that a pipeline has at the time of a call."""
+
+    def __init__(self, given: Any, pipe: Any) -> None:
+        self._given = given
+        try:
+            self._pipe: Any = None if pipe is None else weakref.ref(pipe)
+        except TypeError:  # a class that allows none
+            self._pipe = lambda: pipe
+
+    def now(self) -> Any:
+        if self._given is not None or self._pipe is None:
+            return self._given
+        return getattr(self._pipe(), "scheduler", None)
+
+
+def _capture_sizes() -> Any:
+    """Sizes that depend on data (valid tokens of a prompt) are captured rather than breaking the graph."""
+    return torch._dynamo.config.patch(
+        capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+    )
+
+
+def _of_mode(mode: str | None) -> dict[str, Any]:
+    """A mode as options: torch takes one or the other."""
+    if mode is None or mode == "default":
+        return {}
+    from torch._inductor import list_mode_options
+
+    try:
+        return dict(list_mode_options(mode))
+    except RuntimeError as error:
+        raise StaError(f"there is no mode {mode!r}; {error}") from error

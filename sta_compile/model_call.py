@@ -1,0 +1,166 @@
+"""What is known during one call of a model that `sta_compile.compile` has compiled.
+
+Dynamo compiles a frame at a time, and a frame may be one block, which shows neither the grid nor the timestep. So the
+outermost call keeps both where the graphs inside it find them:
+
+    with calling(model, noise source, args, kwargs) as call:
+        first graph runs      -> call.state_grids({1440: (9, 16, 10)})    what its patch embed proves
+        a block's guard asks  -> call.grids()                             as at the time of its compile, or compile again
+        a block's graph runs  -> call.dense(settings, batch, device)      bool [batch], from the model's own timestep
+
+Nothing outlives the call but the convention, which is kept with the model.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from . import _torch
+from .analysis.first_call import largest_value
+from .ir.attention_spec import Triple
+from .ir.noise_level import Convention
+from .planning.scheduler_convention import convention_of_schedule
+from .report import Report
+from .settings import Settings
+
+Grids = tuple[
+    tuple[int, Triple | None], ...
+]  # token count -> its grid; None: two grids have that many tokens
+
+_current: ContextVar[ModelCall | None] = ContextVar("sta_compile.model_call", default=None)
+
+
+def current() -> ModelCall | None:
+    """The call that is running in this thread, if its model was compiled by `sta_compile.compile`."""
+    return _current.get()
+
+
+def root_module() -> torch.nn.Module | None:
+    """The model that this compile or this call is of."""
+    call = _current.get()
+    return call.model if call is not None else _torch.root_module()
+
+
+def known_grids() -> Grids | None:
+    """What the current call's graphs have stated so far; None outside of a call."""
+    call = _current.get()
+    return None if call is None else call.grids()
+
+
+class ModelCall:
+    """One forward of a model. scheduler: of its pipeline, or None."""
+
+    def __init__(
+        self, model: torch.nn.Module, scheduler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self.model = model
+        self.scheduler = scheduler
+        self._args, self._kwargs = args, kwargs
+        self._grids: dict[int, Triple | None] = {}
+        self._dense: dict[Any, torch.Tensor] = {}
+
+    def grids(self) -> Grids:
+        return tuple(sorted(self._grids.items()))
+
+    def state_grids(self, grids: Mapping[int, Triple]) -> None:
+        """A graph that has just run proves these; two grids of as many tokens leave neither."""
+        for tokens, grid in grids.items():
+            known = self._grids.setdefault(tokens, grid)
+            if known != grid:
+                self._grids[tokens] = None
+
+    def settle_noise(self, option: str) -> None:
+        """Asks the scheduler for the noise convention while it is not known; option: what option `timestep` says.
+
+        Known before the first compile, it lets models of one class share their compiled code.
+        """
+        from .noise_plan import conventions
+
+        known = conventions.recall(self.model, option)
+        if self.scheduler is None or isinstance(known, Convention):
+            return
+        value = largest_value(self.argument(option))
+        found = None if value is None else convention_of_schedule(self.scheduler, value)
+        if found is not None:
+            conventions.settle(self.model, found, option)
+
+    def dense(self, settings: Settings, batch: int, device: torch.device) -> torch.Tensor:
+        """Which samples of a block's batch take the full window: bool [batch], computed once per call."""
+        from .noise_plan import flags_of_call
+
+        key = (settings, batch, device)
+        if key not in self._dense:
+            self._dense[key] = flags_of_call(self, settings, batch, device)
+        return self._dense[key]
+
+    def argument(self, name: str) -> torch.Tensor | None:
+        """The tensor that the model's forward was given under this name; "auto": as `timestep`."""
+        given = self._arguments()
+        if name == "auto":
+            named = [n for n in given if "timestep" in n]
+            name = "timestep" if "timestep" in given else named[0] if len(named) == 1 else ""
+        value = given.get(name)
+        return value if isinstance(value, torch.Tensor) else None
+
+    def _arguments(self) -> dict[str, Any]:
+        if not self._args:
+            return dict(self._kwargs)
+        try:
+            bound = inspect.signature(type(self.model).forward).bind(
+                self.model, *self._args, **self._kwargs
+            )
+        except TypeError:
+            return dict(self._kwargs)
+        return dict(bound.arguments) | dict(self._kwargs)
+
+
+@contextmanager
+def calling(
+    model: torch.nn.Module, scheduler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[ModelCall]:
+    """Makes a call of `model` the current one."""
+    call = ModelCall(model, scheduler, args, kwargs)
+    token = _current.set(call)
+    try:
+        yield call
+    finally:
+        _current.reset(token)
+
+
+class GraphInCall:
+    """A compiled graph that was compiled inside a call, and takes part in every call that it runs in.
+
+    It states the grids that it proves, passes the dense flags that its operators need, and is told of for each model.
+    """
+
+    def __init__(
+        self,
+        compiled: Callable[..., Any],
+        report: Report,
+        settings: Settings,
+        flags: torch.Tensor | None,
+    ) -> None:
+        self.compiled, self.report, self.settings = compiled, report, settings
+        self.flags_of = None if flags is None else (flags.shape[0], flags.device)
+
+    def __call__(self, *args: Any) -> Any:
+        from . import warn_once
+
+        call = _current.get()
+        if call is not None:
+            call.state_grids(self.report.stated)
+            warn_once.say_for_another(self.report, call.model)
+        if self.flags_of is None:
+            return self.compiled(*args)
+        batch, device = self.flags_of
+        if call is None:
+            flags = torch.ones(batch, dtype=torch.bool, device=device)
+        else:
+            flags = call.dense(self.settings, batch, device)
+        return self.compiled(*args, flags)
