@@ -48,6 +48,8 @@ def sta(
     if call is not None and call.grids():
         gm = copy_for_inputs(gm)
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
+    if call is not None and report.lacks_grid and call.ask_prefix():
+        gm, report = rewrite_for_device(copy_for_inputs(gm), example_inputs, settings, call=call)
     if report.replaced:
         with report.stage("build kernels"):
             warm_kernels(gm)

@@ -21,6 +21,7 @@ import torch
 from .denoisers import denoisers_of, modules_of, unets_of
 from .errors import StaError
 from .model_call import calling
+from .prefix import Prefix
 from .regions import Regions
 from .settings import Settings
 
@@ -102,6 +103,7 @@ class CompiledModel:
         self.model = model
         self.options = dict(options)
         self.scheduler = scheduler
+        self.prefix = Prefix(model)
         self.regions = Regions(model, enabled=regions)
         self._eager: Callable[..., Any] = model._call_impl
         given: dict[str, Any] = {"options": self.options} if options else {}
@@ -113,7 +115,7 @@ class CompiledModel:
         if torch.compiler.is_compiling():  # part of a whole that is being compiled
             return self._eager(*args, **kwargs)
         scheduler = self.scheduler.now()
-        with _capture_sizes(), calling(self.model, scheduler, args, kwargs) as call:
+        with _capture_sizes(), calling(self.model, scheduler, self.prefix, args, kwargs) as call:
             call.settle_noise(str(self.options.get("timestep", "auto")))
             if not self.regions.enabled:
                 return self._compiled(*args, **kwargs)

@@ -26,6 +26,7 @@ from .analysis.first_call import largest_value
 from .ir.attention_spec import Triple
 from .ir.noise_level import Convention
 from .planning.scheduler_convention import convention_of_schedule
+from .prefix import Prefix
 from .report import Report
 from .settings import Settings
 
@@ -54,13 +55,19 @@ def known_grids() -> Grids | None:
 
 
 class ModelCall:
-    """One forward of a model. scheduler: of its pipeline, or None."""
+    """One forward of a model. scheduler: of its pipeline, or None. prefix: what is known before its blocks."""
 
     def __init__(
-        self, model: torch.nn.Module, scheduler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self,
+        model: torch.nn.Module,
+        scheduler: Any,
+        prefix: Prefix,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
     ) -> None:
         self.model = model
         self.scheduler = scheduler
+        self._prefix = prefix
         self._args, self._kwargs = args, kwargs
         self._grids: dict[int, Triple | None] = {}
         self._dense: dict[Any, torch.Tensor] = {}
@@ -74,6 +81,13 @@ class ModelCall:
             known = self._grids.setdefault(tokens, grid)
             if known != grid:
                 self._grids[tokens] = None
+
+    def ask_prefix(self) -> bool:
+        """Some graph needs a grid that it does not show; False if the part before the blocks shows none either."""
+        self._prefix.needed = True
+        found = self._prefix.grids(self._args, self._kwargs)
+        self.state_grids(found)
+        return bool(found)
 
     def settle_noise(self, option: str) -> None:
         """Asks the scheduler for the noise convention while it is not known; option: what option `timestep` says.
@@ -122,10 +136,16 @@ class ModelCall:
 
 @contextmanager
 def calling(
-    model: torch.nn.Module, scheduler: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    model: torch.nn.Module,
+    scheduler: Any,
+    prefix: Prefix,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Iterator[ModelCall]:
     """Makes a call of `model` the current one."""
-    call = ModelCall(model, scheduler, args, kwargs)
+    call = ModelCall(model, scheduler, prefix, args, kwargs)
+    if prefix.needed:
+        call.ask_prefix()
     token = _current.set(call)
     try:
         yield call

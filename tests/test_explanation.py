@@ -27,7 +27,7 @@ def _clean():
 def pipeline(monkeypatch):
     """The stages, replaced by one that edits every graph in place and reports its calls."""
 
-    def rewrite(gm, example_inputs, settings, *, kernel, remember):
+    def rewrite(gm, example_inputs, settings, *, kernel, remember, call):
         assert not remember, "an explanation leaves no trace"
         calls = [node for node in gm.graph.nodes if node.op in ("call_function", "call_method")]
         for node in calls:

@@ -320,9 +320,13 @@ class GridInference:
         return None
 
     def stated(self) -> list[GridAxis]:
-        """Grids of token axes that leave the graph, proved here: later graphs see no more than their token count."""
-        axes = (part for dims in self._leaving() for axis in dims for part in segments_of(axis))
-        found = [self._proved(part) for part in axes]
+        """Grids of token axes that leave the graph, known here: later graphs see no more than their token count."""
+        found = []
+        for dims in self._leaving():
+            for axis in dims:
+                found += [self._proved(part) for part in segments_of(axis)]
+            for axis in dims[:-1]:  # a rope table's last axis is no token axis, and made of three as well
+                found += [self._by_positions(part) for part in segments_of(axis)]
         return [grid for grid in found if grid is not None]
 
     def _leaving(self) -> list[tuple[Axis, ...]]:

@@ -1,0 +1,193 @@
+"""What does a model do before its first block, and which token grid does that prove?
+
+Where a model runs in several graphs (hooks of offloading, FSDP2, a graph break in the loop over its blocks), Dynamo gives up
+the frame with the patch embed, and a block's graph shows a number of tokens only. The part before the blocks is then traced
+by itself, once for each shape of the model's inputs:
+
+    Wan, latent [1, 16, 9, 60, 104] -> the first block is called with [1, 14040, 1536] tokens of a 9x30x52 grid
+    grids_before_blocks(model, args, kwargs)  ->  {14040: (9, 30, 52)}
+
+What is traced is a skeleton: the same modules without hooks and without data, so that nothing runs, moves or is read. Linear layers of any kind (quantised, with adapters) stand for plain ones.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from .ir.attention_spec import Triple
+from .regions import repeated_blocks
+
+log = logging.getLogger(__name__)
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
+          "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")  # fmt: skip
+# Blocks that hold less of the repeated weights than this are of a text encoder inside the model.
+_MAIN_SHARE = 0.2
+_MANY_SHAPES = 256
+
+
+class Prefix:
+    """The part of one model before its blocks: grids by shapes of the inputs. needed: has any graph asked?"""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.needed = False
+        self._grids: OrderedDict[Any, dict[int, Triple]] = OrderedDict()
+
+    def grids(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Triple]:
+        """Token count -> grid for inputs of these shapes; traced once."""
+        key = _key_of(args, kwargs)
+        if key not in self._grids:
+            self._grids[key] = grids_before_blocks(self.model, args, kwargs)
+            while len(self._grids) > _MANY_SHAPES:
+                self._grids.popitem(last=False)
+        return self._grids[key]
+
+
+def grids_before_blocks(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[int, Triple]:
+    """Token count -> grid, as the part before the blocks proves it; empty where it can't be traced."""
+    from ._trace import trace
+    from .analysis.graph_view import GraphView
+    from .analysis.infer_grid import GridInference
+    from .analysis.trace_dims import trace_dims
+    from .grid_plan import state_grids
+
+    found: dict[int, Triple] = {}
+
+    def visit(gm: torch.fx.GraphModule, _: Sequence[Any]) -> None:
+        found.update(state_grids(gm, GridInference(trace_dims(GraphView(gm)))))
+
+    try:
+        given = (tuple(args), dict(kwargs))
+        device = next(x.device for x in tree_leaves(given) if isinstance(x, Tensor))
+        with FakeTensorMode(), torch.no_grad():
+            skeleton = _Skeleton(device)
+            given = tree_map_only(Tensor, skeleton.like, given)
+            whole = _Until(skeleton.of(model))
+        with torch.no_grad():
+            trace(whole, *given, visit, fullgraph=True)
+    except Exception as error:  # a model that can't be traced shows no grid, whatever the cause
+        reason = str(error).strip().partition("\n")[0]
+        log.info("what %s does before its blocks can't be traced: %s", type(model).__name__, reason)
+    return found
+
+
+def _key_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What the grid of a call may depend on: shapes of tensors, and the numbers and words beside them."""
+    leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
+    return (spec, *map(_key_of_leaf, leaves))
+
+
+def _key_of_leaf(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype)
+    return value if isinstance(value, (int, float, str, bool, type(None))) else type(value)
+
+
+class _Reached(Exception):
+    """A block is called."""
+
+
+class _Until(nn.Module):
+    """Runs a skeleton until it reaches a block; decorators of its forward (scales of adapters) are left out."""
+
+    def __init__(self, skeleton: nn.Module) -> None:
+        super().__init__()
+        self.skeleton = skeleton
+        self.run = inspect.unwrap(type(skeleton).forward)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.run(self.skeleton, *args, **kwargs)
+        except _Reached:
+            return None
+
+
+class _Block(nn.Module):
+    """In place of a block: keeps what it is called with and ends the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inputs: list[Any] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.inputs.append((args, kwargs))
+        raise _Reached
+
+
+class _Linear(nn.Module):
+    """In place of any linear layer. `weight` is there for models that ask for its dtype."""
+
+    def __init__(self, given: nn.Module, device: torch.device) -> None:
+        super().__init__()
+        self.in_features, self.out_features = int(given.in_features), int(given.out_features)  # type: ignore[arg-type]
+        dtypes = [p.dtype for p in given.parameters() if p.dtype.is_floating_point]
+        dtype = dtypes[0] if dtypes else torch.bfloat16
+        weight = torch.empty(self.out_features, self.in_features, dtype=dtype, device=device)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, x.new_empty(self.out_features, self.in_features))
+
+
+class _Skeleton:
+    """Makes modules and tensors without data on one device, whatever device each of the model's weights is on."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._copies: dict[nn.Module, nn.Module] = {}
+
+    def like(self, value: Tensor) -> Tensor:
+        return torch.empty(value.shape, dtype=value.dtype, device=self.device)
+
+    def of(self, model: nn.Module) -> nn.Module:
+        self._copies = {block: _Block() for block in _main_blocks(model)}
+        return self._copy(model)
+
+    def _copy(self, module: nn.Module) -> nn.Module:
+        if module not in self._copies:
+            self._copies[module] = self._bare(module)
+        return self._copies[module]
+
+    def _bare(self, module: nn.Module) -> nn.Module:
+        """The module with the same attributes, without hooks."""
+        if hasattr(module, "out_features") and hasattr(module, "in_features"):
+            return _Linear(module, self.device)
+        bare: nn.Module = object.__new__(type(module))
+        bare.__dict__.update(module.__dict__)
+        for name in _HOOKS:
+            bare.__dict__[name] = OrderedDict()
+        if hasattr(module, "_diffusers_hook") or hasattr(module, "_hf_hook"):
+            bare.__dict__.pop("forward", None)  # it calls the hooks
+        bare.__dict__.pop("_compiled_call_impl", None)
+        for name, convert in (
+            ("_parameters", lambda p: nn.Parameter(self.like(p), requires_grad=False)),
+            ("_buffers", self.like),
+            ("_modules", self._copy),
+        ):
+            bare.__dict__[name] = {
+                key: None if value is None else convert(value)
+                for key, value in module.__dict__[name].items()
+            }
+        return bare
+
+
+def _main_blocks(model: nn.Module) -> set[nn.Module]:
+    blocks = repeated_blocks(model)
+    sizes = {block: sum(p.numel() for p in block.parameters()) for block in blocks}
+    share: Counter[type] = Counter()
+    for block, size in sizes.items():
+        share[type(block)] += size
+    return {b for b in blocks if share[type(b)] >= _MAIN_SHARE * sum(sizes.values())}
