@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch.fx
 
 from . import _torch
-from .analysis.axes import Axis, Size, resolve
+from .analysis.axes import Axis, Size, resolve, segments_of
 from .analysis.hints import Hint
-from .analysis.infer_grid import GridInference, Refusal, VideoAttention
+from .analysis.infer_grid import GridAxis, GridInference, Refusal, VideoAttention
 from .analysis.propagate_layout import LayoutPlan, propagate_layout
 from .analysis.trace_dims import DimTrace
 from .ir.attention_spec import AttentionSpec, Triple
@@ -151,9 +151,20 @@ def specialise_inputs(gm: torch.fx.GraphModule, known: Collection[int]) -> None:
 
 def state_grids(gm: torch.fx.GraphModule, inference: GridInference) -> dict[int, Triple]:
     """Token count -> grid, of the token axes that leave a graph; symbolic ones become numbers, with a guard."""
-    shapes = [_known(gm, grid.shape) for grid in inference.stated()]
+    shapes = [_known(gm, grid.shape) for grid in _leaving(inference)]
     found: dict[int, set[Triple]] = {}
     for shape in shapes:
         if shape is not None:
             found.setdefault(prod(shape), set()).add(shape)
     return {tokens: grids.pop() for tokens, grids in found.items() if len(grids) == 1}
+
+
+def _leaving(inference: GridInference) -> Iterator[GridAxis]:
+    """Grids of the axes of a graph's outputs, segment by segment."""
+    output = next(iter(reversed(inference.trace.view.gm.graph.nodes)))
+    for node in output.all_input_nodes:
+        for dims in inference.trace.tensors(node):
+            found = [inference.proved(part) for axis in dims for part in segments_of(axis)]
+            # The last axis of a rope table is no token axis, and made of three as well.
+            found += [inference.by_positions(p) for axis in dims[:-1] for p in segments_of(axis)]
+            yield from (grid for grid in found if grid is not None)

@@ -7,7 +7,8 @@ by itself, once for each shape of the model's inputs:
     Wan, latent [1, 16, 9, 60, 104] -> the first block is called with [1, 14040, 1536] tokens of a 9x30x52 grid
     grids_before_blocks(model, args, kwargs)  ->  {14040: (9, 30, 52)}
 
-What is traced is a skeleton: the same modules without hooks and without data, so that nothing runs, moves or is read. Linear layers of any kind (quantised, with adapters) stand for plain ones.
+What is traced is a skeleton: the same modules without hooks and without data, so that nothing runs, moves or is read.
+Linear layers of any kind (quantised, with adapters) stand for plain ones.
 """
 
 from __future__ import annotations
@@ -70,14 +71,14 @@ def grids_before_blocks(
         found.update(state_grids(gm, GridInference(trace_dims(GraphView(gm)))))
 
     try:
-        given = (tuple(args), dict(kwargs))
+        given: Any = (tuple(args), dict(kwargs))
         device = next(x.device for x in tree_leaves(given) if isinstance(x, Tensor))
         with FakeTensorMode(), torch.no_grad():
             skeleton = _Skeleton(device)
-            given = tree_map_only(Tensor, skeleton.like, given)
+            args, kwargs = tree_map_only(Tensor, skeleton.like, given)
             whole = _Until(skeleton.of(model))
         with torch.no_grad():
-            trace(whole, *given, visit, fullgraph=True)
+            trace(whole, args, kwargs, visit, fullgraph=True)
     except Exception as error:  # a model that can't be traced shows no grid, whatever the cause
         reason = str(error).strip().partition("\n")[0]
         log.info("what %s does before its blocks can't be traced: %s", type(model).__name__, reason)

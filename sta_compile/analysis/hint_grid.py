@@ -40,8 +40,8 @@ def infer_grids(
 ) -> tuple[DimTrace, GridInference]:
     """Trace and grids of a graph, with what the values of its inputs say where the graph and the options say nothing.
 
-    example_inputs: in the order of the graph's placeholders; those that are fake or on meta have no values to read. known: as for
-    GridInference.
+    example_inputs: in the order of the graph's placeholders; those that are fake or on meta have no values to read.
+    known: as for GridInference.
     """
     inference = GridInference(trace, declared, known=known)
     unknown = dict.fromkeys(p for site in sites for p in _unknown_parts(inference, site))

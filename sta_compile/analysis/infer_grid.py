@@ -95,10 +95,7 @@ def same_axis(a: Axis, b: Axis) -> bool:
 
 
 class GridInference:
-    """Answers for the attention sites of one graph.
-
-    declared: the option `grid`, or None. known: the grids of token counts that earlier graphs of the same call proved.
-    """
+    """Answers for the attention sites of one graph. declared: option `grid`; known: token count -> grid in this call."""
 
     def __init__(
         self,
@@ -290,12 +287,8 @@ class GridInference:
 
     def grid_of(self, part: Axis) -> GridAxis | None:
         """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
-        found = (
-            self._proved(part)
-            or self._of_call(part)
-            or self._of_option(part)
-            or self._by_positions(part)
-        )
+        stated = self._of_call(part) or self._of_option(part)
+        found = self.proved(part) or stated or self.by_positions(part)
         if found is None or found.kind == "declared" or self.declared is None:
             return found
         contradicted = same_size(prod(found.shape), prod(self.declared)) and not all(
@@ -303,7 +296,7 @@ class GridInference:
         )
         return replace(found, contradicts=self.declared) if contradicted else found
 
-    def _proved(self, part: Axis) -> GridAxis | None:
+    def proved(self, part: Axis) -> GridAxis | None:
         atoms = _grid_atoms(part)
         if atoms is None:
             return None
@@ -319,37 +312,20 @@ class GridInference:
             return GridAxis(part, atoms, "unpatchify")
         return None
 
-    def stated(self) -> list[GridAxis]:
-        """Grids of token axes that leave the graph, known here: later graphs see no more than their token count."""
-        found = []
-        for dims in self._leaving():
-            for axis in dims:
-                found += [self._proved(part) for part in segments_of(axis)]
-            for axis in dims[:-1]:  # a rope table's last axis is no token axis, and made of three as well
-                found += [self._by_positions(part) for part in segments_of(axis)]
-        return [grid for grid in found if grid is not None]
-
-    def _leaving(self) -> list[tuple[Axis, ...]]:
-        output = next(iter(reversed(self.trace.view.gm.graph.nodes)))
-        return [dims for node in output.all_input_nodes for dims in self.trace.tensors(node)]
-
     def _of_call(self, part: Axis) -> GridAxis | None:
-        whole = resolve(part)
-        size = axis_size(whole)
+        size = axis_size(part)
         shape = self.known.get(size) if isinstance(size, int) else None
-        if shape is None:
-            return None
-        factors = self._declared.setdefault(whole, tuple(Atom(s) for s in shape))
-        return GridAxis(part, factors, OF_CALL)
+        return None if shape is None else GridAxis(part, self._stated(part, shape), OF_CALL)
 
     def _of_option(self, part: Axis) -> GridAxis | None:
-        whole = resolve(part)
-        if self.declared is None or not same_size(axis_size(whole), prod(self.declared)):
+        if self.declared is None or not same_size(axis_size(part), prod(self.declared)):
             return None
-        factors = self._declared.setdefault(whole, tuple(Atom(s) for s in self.declared))
-        return GridAxis(part, factors, "option grid", "declared")
+        return GridAxis(part, self._stated(part, self.declared), "option grid", "declared")
 
-    def _by_positions(self, part: Axis) -> GridAxis | None:
+    def _stated(self, part: Axis, shape: tuple[int, int, int]) -> Axis:
+        return self._declared.setdefault(resolve(part), tuple(Atom(s) for s in shape))
+
+    def by_positions(self, part: Axis) -> GridAxis | None:
         atoms = _grid_atoms(part)
         if atoms is None or len(atoms) != 3:
             return None
