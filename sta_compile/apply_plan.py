@@ -109,7 +109,7 @@ def _batch_number(view: GraphView, plan: GridPlan, noise: NoisePlan, sizes: Size
 def _batch(found: VideoAttention, noise: NoisePlan) -> Size:
     """Samples that have a timestep of their own: the attention's batch, or the timestep's where heads are merged into it."""
     site = found.site
-    if site.q_order.heads is not None or site.q_order.batch is None:
+    if not site.heads_in_batch:
         return sizes_of(site.q, site.q_order, site.samples)[0]
     shape = [] if noise.fact is None else list(fake_value(noise.fact.node).shape)
     return size_of(shape[0]) if shape else 1

@@ -51,6 +51,7 @@ ORDERS: Mapping[str, Order] = {
     "sageattn3_blackwell": BHND,
     "sageattn_varlen": PACKED,
 }  # fmt: skip
+MULTIHEAD = "multi_head_attention_forward"  # has its projections inside
 LAYOUTS = {"HND": BHND, "NHD": BNHD}
 # Names that say too little by themselves.
 _NAMESPACES = {"fwd": "flash", "varlen_fwd": "flash", "flash_fwd": "flash"}

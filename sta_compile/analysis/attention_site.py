@@ -38,6 +38,13 @@ class Order:
         batch, heads = (None if d is None else moved[d] for d in (self.batch, self.heads))
         return Order(batch, heads, moved[self.tokens], moved[self.features])
 
+    def after(self, moved: Sequence[int]) -> Order:
+        """The order of what a transpose makes of a tensor of this order."""
+        places = [0] * len(moved)
+        for place, dim in enumerate(moved):
+            places[dim] = place
+        return self.before(places)
+
 
 BHND = Order(0, 1, 2, 3)
 BNHD = Order(0, 2, 1, 3)
@@ -54,6 +61,17 @@ class Problem:
     hint: str
 
 
+@dataclass(frozen=True)
+class Projections:
+    """The linear layers around an attention that has its own: in_weight [3 * width, width] for q, k and v."""
+
+    heads: int
+    in_weight: torch.fx.Node
+    in_bias: torch.fx.Node | None
+    out_weight: torch.fx.Node
+    out_bias: torch.fx.Node | None
+
+
 @dataclass(frozen=True, eq=False)
 class AttentionSite:
     """One attention computation.
@@ -66,6 +84,7 @@ class AttentionSite:
     private: those of them that write in place into memory that nothing else sees.
     problem: set where this spelling, or what is asked of it, has no replacement.
     opaque: nothing is known of the dimensions.
+    projections: of a site that reads and returns the tokens outside of its linear layers.
     """
 
     node: torch.fx.Node
@@ -87,10 +106,22 @@ class AttentionSite:
     private: frozenset[torch.fx.Node] = frozenset()
     problem: Problem | None = None
     opaque: bool = False
+    projections: Projections | None = None
 
     @property
     def operands(self) -> tuple[tuple[torch.fx.Node, Order], ...]:
         return (self.q, self.q_order), (self.k, self.k_order), (self.v, self.v_order)
+
+    @property
+    def head_dim(self) -> Size:
+        width = sizes_of(self.q, self.q_order, self.samples)[3]
+        return width if self.projections is None else width // self.projections.heads
+
+    @property
+    def heads_in_batch(self) -> bool:
+        """Are heads merged into the batch, so that one sample can't be told from another?"""
+        merged = self.q_order.heads is None and self.q_order.batch is not None
+        return merged and self.projections is None
 
 
 def sizes_of(node: torch.fx.Node, order: Order, samples: int = 1) -> tuple[Size, Size, Size, Size]:

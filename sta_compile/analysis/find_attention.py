@@ -2,9 +2,9 @@
 
     sites = find_attention(view)
 
-Each kind of spelling has a module of its own: one call (`attention_calls`), steps (`decomposed_attention`), a region that
-can't be edited (`hidden_attention`). An attention
-that is one beyond doubt, but can't be replaced, is a site with a `problem`.
+Each kind of spelling has a module of its own: one call (`attention_calls`), one call with its projections
+(`multihead_attention`), steps (`decomposed_attention`), queries in chunks (`chunked_attention`), a region that can't be
+edited (`hidden_attention`). An attention that is one beyond doubt, but can't be replaced, is a site with a `problem`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from dataclasses import replace
 import torch.fx
 
 from .attention_calls import attention_call
+from .attention_names import MULTIHEAD
 from .attention_site import AttentionSite, Problem
+from .chunked_attention import merge_chunks
 from .copied_heads import without_copied_heads
 from .decomposed_attention import decomposed
 from .graph_view import GraphView, canonical_name, is_inplace
 from .hidden_attention import hidden_attention
+from .multihead_attention import multihead_attention
 from .token_values import storage_of, written_storages
 
 __all__ = ["AttentionSite", "find_attention"]
@@ -29,11 +32,20 @@ def find_attention(view: GraphView) -> list[AttentionSite]:
     sites = []
     written = written_storages(view)
     for node in view.nodes:
-        site = decomposed(node) if canonical_name(node) == "softmax" else attention_call(node)
-        site = site or hidden_attention(view, node, find_attention)
+        site = _site(view, node)
         if site is not None:
-            sites.append(_settled(view, without_copied_heads(site), written))
-    return sites
+            sites.append(without_copied_heads(site))
+    return [_settled(view, site, written) for site in merge_chunks(view, sites)]
+
+
+def _site(view: GraphView, node: torch.fx.Node) -> AttentionSite | None:
+    """The attention that ends at a node, or whose softmax it is."""
+    name = canonical_name(node)
+    if name == "softmax":
+        return decomposed(node)
+    if name == MULTIHEAD:
+        return multihead_attention(node)
+    return attention_call(node) or hidden_attention(view, node, find_attention)
 
 
 Written = dict[int, list[torch.fx.Node]]

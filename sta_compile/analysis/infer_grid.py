@@ -18,10 +18,11 @@ from typing import Any, Literal
 import sympy
 import torch.fx
 
-from .attention_site import AttentionSite, Order, sizes_of
+from .attention_site import AttentionSite, Order
 from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, size_of
 from .graph_view import fake_value, is_parameter
 from .hints import Hint, Hints
+from .operator_limits import unsupported
 from .prove_mask import Below, Everywhere, lower_bound, prove_mask
 from .token_streams import TokenStreams
 from .trace_dims import DimTrace
@@ -188,9 +189,9 @@ class GridInference:
     ) -> VideoAttention | Refusal:
         grid = self.grid_of(parts[index])
         assert grid is not None
-        problem = self._unsupported(site)
+        problem = unsupported(site)
         if problem is not None:
-            return problem
+            return Refusal(site.name, problem.reason, problem.hint)
         segments = tuple(
             ("video" if i == index else "context", axis_size(part)) for i, part in enumerate(parts)
         )
@@ -198,38 +199,6 @@ class GridInference:
         if isinstance(lengths, Refusal):
             return lengths
         return VideoAttention(site, grid, segments, lengths)
-
-    def _unsupported(self, site: AttentionSite) -> Refusal | None:
-        head_dim = sizes_of(site.q, site.q_order, site.samples)[3]
-        if site.problem is not None:
-            return Refusal(site.name, site.problem.reason, site.problem.hint)
-        if site.causal:
-            return Refusal(site.name, "causal attention over video tokens", "nothing to do")
-        if site.dropout > 0:
-            return Refusal(
-                site.name, f"attention dropout {site.dropout}", "call model.eval(), or set it to 0"
-            )
-        if not isinstance(head_dim, int) or head_dim % 8 or not 8 <= head_dim <= 256:
-            return Refusal(
-                site.name,
-                f"head dim {head_dim}: kernels take multiples of 8 up to 256",
-                "nothing to do",
-            )
-        if site.q_order.heads is None and site.mask is not None:
-            return Refusal(
-                site.name,
-                "its heads are merged into the batch, and it has a mask",
-                "call attention on [batch, heads, tokens, head_dim]",
-            )
-        if not _operands_agree(site):
-            return Refusal(
-                site.name,
-                "queries, keys and values differ in more than their number of heads",
-                "expand keys and values to the queries' batch, and give both the queries' head dim",
-            )
-        if not fake_value(site.q).dtype.is_floating_point:
-            return Refusal(site.name, "q is not a floating point tensor", "nothing to do")
-        return None
 
     def _lengths(
         self, site: AttentionSite, segments: tuple[tuple[str, Size], ...], index: int
@@ -257,6 +226,12 @@ class GridInference:
         grids: list[int],
         keys: tuple[Axis, ...],
     ) -> Refusal | None:
+        if self._is_part_of_grid(parts, keys):
+            return Refusal(
+                site.name,
+                "its queries are a part of the video's tokens",
+                "attend with all of them in one call, or put the parts together in their order by torch.cat",
+            )
         if any(any(same_axis(parts[g], part) for part in keys) for g in grids):
             return Refusal(
                 site.name,
@@ -264,6 +239,14 @@ class GridInference:
                 "nothing to do yet: keys beside the query's own sequence are not supported",
             )
         return None
+
+    def _is_part_of_grid(self, parts: tuple[Axis, ...], keys: tuple[Axis, ...]) -> bool:
+        """Are the queries a slice of the keys, and these a grid?"""
+        for factor in (part[0] for part in parts if len(part) == 1):
+            if isinstance(factor, Atom) and factor.slice_of is not None:
+                whole = segments_of(factor.slice_of[0])
+                return whole == keys and any(self.grid_of(key) is not None for key in keys)
+        return False
 
     def _no_grid(self, site: AttentionSite, axis: Axis) -> Refusal:
         parts = segments_of(axis)
@@ -351,7 +334,7 @@ class GridInference:
         if grid is None or grid.hint is not None or grid.evidence in _WITHOUT_LATENT:
             return True
         return bool(
-            self.streams.stream(site.q, part) & self.streams.tokens_of_latent(resolve(part))
+            self.streams.source(site, site.q, part) & self.streams.tokens_of_latent(resolve(part))
         )
 
     def _frames_in_batch(self, site: AttentionSite) -> bool:
@@ -371,20 +354,6 @@ def _per_sample(mask: torch.fx.Node) -> bool:
     """Is the first axis of a mask that of the samples? Fewer than four axes are those of heads, queries and keys."""
     shape = fake_value(mask).shape
     return len(shape) == 4 or all(same_size(size_of(s), 1) for s in shape[:-1])
-
-
-def _operands_agree(site: AttentionSite) -> bool:
-    """Attention broadcasts any axis of k and v; the operator takes a number of key heads that divides the queries'."""
-    q, k, v = (sizes_of(node, order, site.samples) for node, order in site.operands)
-    if any((order.heads is None) != (site.q_order.heads is None) for _, order in site.operands):
-        return False
-    if not all(map(same_size, k, v)):
-        return False
-    if not all(map(same_size, q[2:], k[2:])) or not same_size(q[0], k[0]):
-        return False
-    if same_size(q[1], k[1]):
-        return True
-    return isinstance(q[1], int) and isinstance(k[1], int) and k[1] > 0 and q[1] % k[1] == 0
 
 
 def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:

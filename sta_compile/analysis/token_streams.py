@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch.fx
 
 from .attention_calls import operands_of
+from .attention_names import MULTIHEAD
 from .attention_site import AttentionSite
 from .axes import Axis, atoms_of, resolve, segments_of
-from .graph_view import canonical_name, is_parameter, is_tensor
+from .graph_view import argument, canonical_name, is_parameter, is_tensor
 from .trace_dims import DimTrace
 
 _MIXING = (
@@ -39,8 +40,12 @@ class TokenStreams:
 
     def same_stream(self, site: AttentionSite, axis: Axis) -> bool:
         """Are q, k and v projected from one token stream? Compares the values before their projections."""
-        sources = [self.stream(n, axis) for n in (site.q, site.k, site.v)]
+        sources = [self.source(site, n, axis) for n in (site.q, site.k, site.v)]
         return bool(sources[0] & sources[1] & sources[2])
+
+    def source(self, site: AttentionSite, operand: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
+        """Where the tokens of an operand of a site are projected from; a site may do so by itself."""
+        return {_canonical(operand)} if site.projections is not None else self.stream(operand, axis)
 
     def stream(self, start: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
         """Walks back over values that hold `axis` to the inputs of the first projections."""
@@ -139,6 +144,8 @@ def _passed_on(node: torch.fx.Node, sources: list[torch.fx.Node]) -> list[torch.
     name = canonical_name(node)
     if name in _SUMS:
         return []
+    if name == MULTIHEAD:
+        return [argument(node, 0, "query")]
     operands = operands_of(node)
     if operands is not None:
         return [operands.q]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from .attention_names import is_known_call
+from .attention_names import MULTIHEAD, is_known_call
 from .axes import Atom, Axis, Concat, Dims, Size, atoms_of, axis_size, resolve, segments_of
 from .graph_view import (
     GraphView,
@@ -153,7 +153,7 @@ class TokenValues:
             return True
         if name == "scaled_dot_product_attention":
             return bool(argument(node, 5, "is_causal", False))
-        if is_known_call(node):  # it may ask for places, and is left as it is
+        if is_known_call(node) or name == MULTIHEAD:  # it may ask for places, and is left as it is
             return True
         if name == "embedding":
             return any(self.place(n) for n in node.all_input_nodes if not is_index(n))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.fx
 
 from .attention_calls import operands_of
-from .axes import Axis, fresh, unify
+from .axes import Axis, fresh, size_of, unify
 from .graph_view import argument, canonical_name, fake_value
 from .trace_dims import DimTrace, Traced, fresh_dims, operand, shape_of
 
@@ -106,6 +106,12 @@ def conv(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
             trace.relate(node, new, axis)
         out.append(new)
     return tuple(out)
+
+
+def multihead(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """F.multi_head_attention_forward: the tokens of its queries, and probabilities that nothing is known of."""
+    dims, (out, *_) = operand(trace, node, 0, "query"), fake_value(node)
+    return None if dims is None else [(*dims[:-1], fresh(size_of(out.shape[-1]))), None]
 
 
 def attention(trace: DimTrace, node: torch.fx.Node) -> Traced | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.fx
 
-from .attention_names import ORDERS
+from .attention_names import MULTIHEAD, ORDERS
 from .axes import (
     Axis,
     Size,
@@ -33,6 +33,7 @@ from .trace_products import (
     linear,
     matmul,
     mixed_linear,
+    multihead,
     outer,
     row_quantize,
 )
@@ -318,6 +319,7 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (outer, "outer"),
     (conv, "conv1d conv2d conv3d"),
     (attention, " ".join(ORDERS)),
+    (multihead, MULTIHEAD),
     (meshgrid, "meshgrid"),
     (complex_view, "view_as_complex view_as_real"),
     (embedding, "embedding"),

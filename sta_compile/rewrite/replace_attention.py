@@ -17,6 +17,7 @@ from ..analysis.graph_view import GraphView, fake_value, is_inplace
 from ..analysis.infer_grid import ContextLengths, VideoAttention
 from ..analysis.trace_dims import DimTrace
 from .fake_values import add_call
+from .projections import project, project_back, with_heads
 from .tensor_order import from_batch_heads_tokens, to_batch_heads_tokens
 from .thread_value import ValueThreads
 
@@ -101,13 +102,18 @@ def replace_attention(
         return add_call(graph, op, target, args, like=old)
 
     def operand(node: torch.fx.Node, order: Order) -> torch.fx.Node:
-        node = to_batch_heads_tokens(copies.get((old, node), node), order, site.samples, old)
+        node = to_batch_heads_tokens(node, order, site.samples, old)
         if fake_value(node).dtype != dtype:  # what autocast does to SDPA's inputs
             node = call("call_method", "to", node, dtype)
         return node
 
     with graph.inserting_before(old):
-        q, k, v = (operand(node, order) for node, order in site.operands)
+        read = [copies.get((old, node), node) for node, _ in site.operands]
+        orders = [order for _, order in site.operands]
+        if site.projections is not None:
+            read = project(site.projections, read, old)
+            orders = list(map(with_heads, orders))
+        q, k, v = map(operand, read, orders)
         result = call(
             "call_function",
             torch.ops.sta.attention.default,
@@ -122,7 +128,11 @@ def replace_attention(
             site.scale,
         )
         out = call("call_function", operator.getitem, result, 0)
-        out = from_batch_heads_tokens(out, site.out_order, old)
+        if site.projections is None:
+            out = from_batch_heads_tokens(out, site.out_order, old)
+        else:
+            out = from_batch_heads_tokens(out, with_heads(site.out_order), old)
+            out = project_back(site.projections, out, old)
     old.replace_all_uses_with(out)
     _erase_unread(old, site.private)
     view.owner[out] = view.owner[old]
@@ -158,8 +168,7 @@ class FlagNodes:
         site = found.site
         flags = self.threads.reach(self.dense_root, self.view.owner[site.node])
         batch = sizes_of(site.q, site.q_order, site.samples)[0]
-        merged = site.q_order.batch is not None and site.q_order.heads is None
-        if same_size(size_of(fake_value(flags).shape[0]), batch) and not merged:
+        if same_size(size_of(fake_value(flags).shape[0]), batch) and not site.heads_in_batch:
             return flags
         graph = site.node.graph
         with graph.inserting_before(site.node):

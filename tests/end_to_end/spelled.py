@@ -39,9 +39,10 @@ def check(attends: Sequence[Attend], batch: int = 2, **options: Any) -> Variant:
 
 def check_models(model: nn.Module, twin: nn.Module, sites: list[str], **inputs: Tensor) -> Variant:
     """Every attention of `model` is replaced; its output is that of `twin`, which calls SDPA, under the mask."""
+    twin.load_state_dict(model.state_dict())
     with torch.no_grad():
         variant = compile_variants(model, inputs, {"sta": SPARSE})["sta"]
-        found = [site.name for site in variant.report.replaced]
+        found = [site.name.removesuffix(".mha") for site in variant.report.replaced]
         assert found == sites, variant.report.summary()
         site = variant.report.replaced[0]
         assert site.kept is not None

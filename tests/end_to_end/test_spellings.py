@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.end_to_end.spelled import check, refusals
+from tests.end_to_end.tiny import Attend
 
 Mask = Tensor | None
 SCALE = 1 / math.sqrt(8)
@@ -158,6 +159,48 @@ def test_one_head_for_all() -> None:
     variant = check([one_head_repeated], heads=4, kv_heads=1)
     (call,) = (n for n in variant.gm.graph.nodes if n.target is torch.ops.sta.attention.default)
     assert call.args[1].meta["example_value"].shape[1] == 1
+
+
+def in_chunks(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    return torch.cat([F.scaled_dot_product_attention(x, k, v) for x in q.chunk(4, dim=2)], dim=2)
+
+
+def in_slices(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """Chunks of 50, the last one shorter, in steps, with tokens before heads."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = []
+    for start in range(0, q.shape[1], 50):
+        part = q[:, start : start + 50].transpose(1, 2) * SCALE
+        p = (part @ k.permute(0, 2, 3, 1)).softmax(-1)
+        out.append((p @ v.transpose(1, 2)).transpose(1, 2))
+    return torch.cat(out, 1).transpose(1, 2)
+
+
+def by_samples(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    """As diffusers' sliced attention: a part of the batch at a time."""
+    out = [F.scaled_dot_product_attention(*(x[i : i + 1] for x in (q, k, v))) for i in range(2)]
+    return torch.cat(out)
+
+
+def test_chunks_of_queries_are_one_attention() -> None:
+    variant = check([in_chunks, in_slices])
+    calls = [n for n in variant.gm.graph.nodes if n.target is torch.ops.sta.attention.default]
+    assert len(calls) == 2
+
+
+def out_of_order(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    a, b = (F.scaled_dot_product_attention(x, k, v) for x in q.chunk(2, dim=2))
+    return torch.cat([b, a], 2)
+
+
+def part_left_out(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    a, b, c = (F.scaled_dot_product_attention(x, k, v) for x in q.chunk(3, dim=2))
+    return torch.cat([a, b, b], 2) + c.mean()
+
+
+@pytest.mark.parametrize("attend", [out_of_order, part_left_out])
+def test_chunks_that_are_not_the_queries_in_order(attend: Attend) -> None:
+    assert all("part of the video" in reason for reason in refusals([attend]))
 
 
 def hidden(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
