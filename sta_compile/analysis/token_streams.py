@@ -14,6 +14,7 @@ from .attention_site import AttentionSite
 from .axes import Axis, atoms_of, resolve, segments_of
 from .graph_view import argument, canonical_name, is_parameter, is_tensor
 from .trace_dims import DimTrace
+from .trace_index import rows_by_index
 
 _MIXING = (
     "linear",
@@ -72,7 +73,11 @@ class TokenStreams:
         return found
 
     def _reorders(self, node: torch.fx.Node, axis: Axis) -> bool:
-        """Did an operation make an axis of its own, whose order is that of its input only as far as sizes tell?"""
+        """Did an operation make an axis of its own, whose order is that of its input only as far as sizes tell, or pick
+        rows?"""
+        rows = rows_by_index(self.trace, node)
+        if rows is not None and not set(atoms_of(resolve(rows))).isdisjoint(atoms_of(axis)):
+            return True
         made = self.trace.invented.get(node, set())
         own = {a for atom in made for a in atoms_of(resolve((atom,)))}
         return node in self.trace.opaque or not own.isdisjoint(atoms_of(axis))

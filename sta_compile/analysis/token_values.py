@@ -24,10 +24,9 @@ from .graph_view import (
     fake_value,
     is_inplace,
     is_pointwise,
-    is_tensor,
 )
 from .trace_dims import DimTrace
-from .trace_index import written_axes
+from .trace_index import rows_by_index, written_axes
 
 # Sums over tokens: the order of the tokens doesn't matter, as long as all operands have the same one.
 _REDUCTIONS = {
@@ -155,14 +154,11 @@ class TokenValues:
             return bool(argument(node, 5, "is_causal", False))
         if is_known_call(node) or name == MULTIHEAD:  # it may ask for places, and is left as it is
             return True
-        if name == "embedding":
-            return any(self.place(n) for n in node.all_input_nodes if not is_index(n))
-        if name in ("getitem", "setitem"):
-            source, index = node.args[:2]
-            if any(map(is_tensor, index if isinstance(index, tuple) else (index,))):
-                return True
-            if name == "setitem":
-                return not self._keeps_rows(source, written_axes(self.trace, node))
+        rows = rows_by_index(self.trace, node)
+        if rows is not None:
+            return name == "setitem" or not self._atoms.isdisjoint(atoms_of(resolve(rows)))
+        if name == "setitem":
+            return not self._keeps_rows(node.args[0], written_axes(self.trace, node))
         return bool(self._made(node) & self._atoms)
 
     def _sees_axes(self, node: torch.fx.Node, name: str) -> bool:
@@ -212,10 +208,6 @@ class TokenValues:
             for others in beside
             for axis in part or ()
         )
-
-
-def is_index(node: torch.fx.Node) -> bool:
-    return not fake_value(node).is_floating_point()
 
 
 def storage_of(node: torch.fx.Node) -> Iterable[int]:

@@ -51,7 +51,6 @@ class DimTrace:
         self.invented: dict[torch.fx.Node, set[Atom]] = {}
         self.misaligned: dict[torch.fx.Node, list[Axis]] = {}
         self.joined: dict[torch.fx.Node, list[Axis]] = {}
-        self._rows: dict[tuple[Axis, torch.fx.Node], Axis] = {}
 
     def dims(self, node: Any) -> Dims | None:
         """Axes of a tensor node, resolved as far as known; None for anything else."""
@@ -78,10 +77,6 @@ class DimTrace:
             return True
         self.misaligned.setdefault(node, []).extend((a, b))
         return False
-
-    def rows_of(self, axis: Axis, index: torch.fx.Node, size: Size) -> Axis:
-        """The axis of the rows that an index tensor picks from an axis; the same for the same index."""
-        return self._rows.setdefault((resolve(axis), index), fresh(size))
 
 
 def shape_of(node: Any) -> tuple[Size, ...]:

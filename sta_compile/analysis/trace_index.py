@@ -8,8 +8,8 @@ import torch
 import torch.fx
 
 from .._torch import inside_vmap
-from .axes import Axis, Dims, Size, axis_size, fresh, part_of, size_of, unify
-from .graph_view import argument, fake_value, is_tensor
+from .axes import Axis, Dims, Size, axis_size, fresh, part_of, same_size, size_of, unify
+from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, shape_of
 
 
@@ -84,20 +84,24 @@ def indexed(
         elif isinstance(item, slice):
             out.append(_slice_axis(next(source), item, shape[len(out)]))
         elif is_tensor(item):
-            out.append(trace.rows_of(next(source), item, shape[len(out)]))
+            next(source)
+            rows = trace.dims(item)
+            if rows is None:
+                return None
+            out.extend(rows)
         else:
             next(source)
     return tuple(out)
 
 
 def _one_row_index(items: list[Any]) -> bool:
-    """At most one tensor, a list of row numbers, and no plain number beside it, which would move its axis."""
+    """At most one tensor, of row numbers, and no plain number beside it, which would move its axes."""
     tensors = [i for i in items if is_tensor(i)]
     if not tensors:
         return True
     rows = fake_value(tensors[0])
     plain = any(isinstance(i, int) or isinstance(fake_value(i), torch.SymInt) for i in items)
-    return len(tensors) == 1 and rows.dim() == 1 and rows.dtype != torch.bool and not plain
+    return len(tensors) == 1 and rows.dtype not in (torch.bool, torch.uint8) and not plain
 
 
 def getitem(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
@@ -144,6 +148,93 @@ def fake_value_index(index: Any) -> Any:
     if isinstance(index, tuple):
         return tuple(fake_value_index(i) for i in index)
     return fake_value(index)
+
+
+# Rows by an index tensor, along a dimension that is their second argument.
+_PICKING = ("index_select", "gather", "take_along_dim")
+_WRITING = ("index_copy", "index_add", "index_fill", "scatter", "scatter_add", "scatter_reduce")
+
+
+def rows_by_index(trace: DimTrace, node: torch.fx.Node) -> Axis | None:
+    """The axis of which an operation reads or writes rows by their numbers; None for any other operation.
+
+    What is read has the order of the index, whatever that of the rows: tables of few rows, picked for each token.
+    """
+    name = canonical_name(node)
+    if name in ("getitem", "setitem"):
+        source, index = node.args[:2]
+        items = list(index) if isinstance(index, (tuple, list)) else [index]
+        dims = trace.dims(source)
+        if not any(map(is_tensor, items)) or dims is None or not _one_row_index(items):
+            return None
+        at = next(i for i, item in enumerate(items) if is_tensor(item))
+        if Ellipsis in (item for item in items if not is_tensor(item)):
+            before = next(i for i, item in enumerate(items) if item is Ellipsis)
+            if before < at:
+                return dims[-sum(1 for item in items[at:] if item is not None)]
+        return dims[sum(1 for item in items[:at] if item is not None)]
+    if name in _PICKING + _WRITING:
+        dims, dim = trace.dims(argument(node, 0, "input")), argument(node, 1, "dim")
+        if name == "take_along_dim":
+            dim = argument(node, 2, "dim")
+        return dims[dim] if dims is not None and isinstance(dim, int) else None
+    if name == "embedding":
+        table = next((n for n in node.all_input_nodes if not is_index(n)), None)
+        dims = trace.dims(table)
+        return dims[0] if dims else None
+    return None
+
+
+def is_index(node: torch.fx.Node) -> bool:
+    return not fake_value(node).is_floating_point()
+
+
+def index_select(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    dims, dim = trace.dims(argument(node, 0, "input")), argument(node, 1, "dim")
+    rows = trace.dims(argument(node, 2, "index"))
+    if dims is None or rows is None or len(rows) != 1:
+        return None
+    dim %= len(dims)
+    return (*dims[:dim], rows[0], *dims[dim + 1 :])
+
+
+def gather(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """One element for each element of the index, from the same place along all axes but one."""
+    along = canonical_name(node) == "take_along_dim"
+    dims, dim = trace.dims(argument(node, 0, "input")), argument(node, 2 if along else 1, "dim")
+    rows = trace.dims(argument(node, 1, "indices") if along else argument(node, 2, "index"))
+    if dims is None or rows is None or dim is None or len(rows) != len(dims):
+        return None
+    out = list(rows)
+    for position, (axis, other) in enumerate(zip(dims, rows, strict=True)):
+        if position == dim % len(dims):
+            continue
+        if not other:  # take_along_dim broadcasts
+            out[position] = axis
+        elif axis and same_size(axis_size(axis), axis_size(other)):
+            trace.relate(node, axis, other)
+        elif axis:
+            return None
+    return tuple(out)
+
+
+def write_rows(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """Rows written by their numbers: a list of numbers along one axis, or a number for each element (scatter)."""
+    dims, dim = trace.dims(argument(node, 0, "input")), argument(node, 1, "dim")
+    rows = trace.dims(argument(node, 2, "index"))
+    written = trace.dims(argument(node, 3, "source", node.kwargs.get("src")))
+    if dims is None or rows is None or not isinstance(dim, int):
+        return None
+    dim %= len(dims)
+    for other in (written, rows if len(rows) == len(dims) else None):
+        for position, axis in enumerate(other or ()):
+            into = dims[position] if position != dim else axis
+            if not same_size(axis_size(axis), axis_size(into)):
+                return None
+            trace.relate(node, axis, into)
+    if written:
+        trace.relate(node, written[dim], rows[dim if len(rows) == len(dims) else 0])
+    return dims
 
 
 def narrow(trace: DimTrace, node: torch.fx.Node) -> Traced | None:

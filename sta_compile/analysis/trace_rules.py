@@ -25,7 +25,7 @@ from .axes import (
 )
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, operand, pointwise, shape_of
-from .trace_index import getitem, narrow, select, slices
+from .trace_index import gather, getitem, index_select, narrow, select, slices, write_rows
 from .trace_products import (
     attention,
     conv,
@@ -302,6 +302,9 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (unbind, "unbind"),
     (getitem, "getitem"),
     (narrow, "narrow"),
+    (index_select, "index_select"),
+    (gather, "gather take_along_dim"),
+    (write_rows, "index_copy index_add index_fill scatter scatter_add scatter_reduce"),
     (select, "select"),
     (
         reduction,

@@ -87,7 +87,7 @@ COMPUTES: list[Case] = [
     (lambda x, y: x.expand_as(y) + 1, "b1 h3, c2 d3", "?2 h"),
     (lambda x: F.pad(x, (1, 0), mode="replicate"), "b2 h3", "?2 ?4"),
     (lambda x: x.repeat_interleave(2), "b2 h3", "?12"),
-    (lambda x, i: x[:, i.long()], "b2 h4, i5", "b ?5"),
+    (lambda x, i: x[:, (i * 0).long()], "b2 h4, i5", "b i"),
     (lambda x: x.sum(1), "b2 h4 w3", "b w"),
     (lambda x: torch.sum(x), "b2 h4", ""),
     (lambda x: x.mean(dim=(1, 2), keepdim=True), "b2 h4 w3", "b 1 1"),
@@ -137,7 +137,15 @@ COMPUTES: list[Case] = [
     (lambda x, y: torch.addcmul(x, x, y), "b2 h4, c2 d4", "b h"),
     (lambda x: F.dropout(F.gelu(x), 0.5, training=False), "b2 h4", "b h"),
     (lambda x: write(x, (slice(None), 0), 1.0), "b2 h4", "b h"),
-    (lambda x: x.index_select(1, torch.arange(2)), "b2 h4", "?2 ?2"),
+    (lambda x: x.index_select(1, torch.arange(2)), "b2 h4", "b ?2"),
+    (lambda x, y: x[:, (y * 0).long()], "b2 h4 d8, i3", "b i d"),
+    (lambda x, y: x[..., (y * 0).long(), :], "b2 h4 d8, i3 j5", "b i j d"),
+    (lambda x, y: x.index_select(1, (y * 0).long()), "b2 h4 d8, i3", "b i d"),
+    (lambda x, y: F.embedding((y * 0).long(), x), "h4 d8, i3 j5", "i j ?8"),
+    (lambda x, y: x.gather(1, (y * 0).long()), "b2 h4 d8, c2 i3 e8", "b i d"),
+    (lambda x, y: torch.take_along_dim(x, (y * 0).long(), 1), "b2 h4 d8, o1 i3 q1", "b i d"),
+    (lambda x, y, z: x.index_copy(1, (y * 0).long(), z), "b2 h4 d8, i3, c2 j3 e8", "b h d"),
+    (lambda x, y, z: x.scatter_add(1, (y * 0).long(), z), "b2 h4 d8, c2 i3 e8, f2 j3 g8", "b h d"),
 ]  # fmt: skip
 
 

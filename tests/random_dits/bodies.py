@@ -135,6 +135,11 @@ def table_of_frames(m: RandomDit, x: Tensor) -> Tensor:
     return (x.unflatten(1, (t, h * w)) + m.places[:t, None]).flatten(1, 2)
 
 
+def scaled_by_kind(m: RandomDit, x: Tensor) -> Tensor:
+    """A row of a small table for each token, as in MiniMax-H3."""
+    return x * (1 + m.places[:3].index_select(0, m.kinds)) + m.places[3:6][m.kinds]
+
+
 def halves_swapped(m: RandomDit, x: Tensor) -> Tensor:
     half = x.shape[1] // 2
     return torch.cat([x[:, half:], x[:, :half]], 1)
@@ -171,7 +176,7 @@ def mixed_by_matrix(m: RandomDit, x: Tensor) -> Tensor:
 FOLLOWED: dict[str, Body] = {
     body.__name__: body
     for body in (
-        mean_of_tokens, softmax_of_tokens, table_added, table_of_frames, mean_of_frames, frames_apart,
+        mean_of_tokens, scaled_by_kind, softmax_of_tokens, table_added, table_of_frames, mean_of_frames, frames_apart,
         attention_in_frames, conv_over_grid, conv_over_tokens, first_frame_scaled, first_frame_written,
         first_frame_added, last_token_zeroed, where_by_place, cumulative_sum, rolled, flipped,
         rows_selected, rows_by_index, rows_gathered, rows_copied, rows_scattered, some_rows_added,

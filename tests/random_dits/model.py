@@ -253,6 +253,7 @@ class RandomDit(nn.Module):
         self.frequencies = nn.Parameter(torch.randn(3, HEADS, HEAD_DIM // 2))
         self.table = nn.Parameter(torch.randn(32, sum(FREQUENCIES)))
         self.register_buffer("order", torch.randperm(tokens))
+        self.register_buffer("kinds", torch.arange(tokens) % 7 % 3)
         with torch.no_grad():  # sharp attention, so that its mask matters
             for block in [*self.blocks, *self.second]:
                 for linear in block.attn.to_qkv:
