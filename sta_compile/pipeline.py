@@ -2,6 +2,7 @@
 
     graph view -> dimension trace -> attention sites -> token grids -> tilings and windows -> layout -> noise level
     ---- facts above, edits below; a refusal above drops a site, never the model ----
+    (the facts of a graph are found again if work on slices of a grid could be joined)
     -> dense flags -> conversions -> attention operators -> verify
 
 `rewrite` takes a Dynamo graph and edits it in place. If a stage fails the graph is as it was, and the report says why.
@@ -12,7 +13,8 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,14 +24,16 @@ from . import _torch
 from .analysis.find_attention import find_attention
 from .analysis.graph_view import GraphView
 from .analysis.hint_grid import infer_grids
-from .analysis.infer_grid import Refusal, VideoAttention
-from .analysis.trace_dims import trace_dims
+from .analysis.infer_grid import GridInference, Refusal, VideoAttention
+from .analysis.trace_dims import DimTrace, trace_dims
 from .apply_plan import apply_plan
 from .errors import StaError, StrictError
 from .grid_plan import plan_grids, specialise_inputs, state_grids
+from .ir.attention_spec import Triple
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
+from .rewrite.join_slices import join_slices
 from .rewrite.repair_outputs import repair_outputs
 from .rewrite.repair_views import repair_views
 from .rewrite.verify import record, verify
@@ -58,7 +62,7 @@ def rewrite(
     report = Report(name=_name(gm, root), settings=settings.to_dict())
     saved = _Saved(gm)
     try:
-        _rewrite(gm, example_inputs, settings, report, root, kernel, remember, call)
+        _rewrite(gm, example_inputs, settings, report, root, kernel, remember, call, saved)
     except StaError:
         saved.restore()
         raise
@@ -89,9 +93,65 @@ def _rewrite(
     kernel: str,
     remember: bool,
     call: ModelCall | None,
+    saved: _Saved,
 ) -> None:
     known = dict(call.grids()) if call is not None else {}
     specialise_inputs(gm, known)
+    facts = _analyse(gm, example_inputs, settings, report, known)
+    before = record(gm)
+    grids = [attention.grid.axis for attention in facts.found]
+    joined = settings.layout == "graph" and bool(grids) and join_slices(facts.trace, grids)
+    if joined:
+        facts = _analyse(gm, example_inputs, settings, report, known)
+    trace, found, refused = facts.trace, facts.found, facts.refused
+    with report.stage("plan"):
+        planned, dropped = plan_grids(trace, found, settings)
+        refused += dropped
+    with report.stage("find noise level"):
+        noise = plan_noise(trace.view, settings, example_inputs, root, remember=remember, call=call)
+    if call is not None:
+        report.stated = state_grids(gm, facts.inference)
+    report.refused += [
+        RefusedSite(r.name, r.reason, r.hint, grid_known=r.over_grid, by_request=r.by_request)
+        for r in refused
+    ]
+    if not planned:
+        if joined:
+            saved.restore()
+        report.reason, report.hint = _nothing(facts.sites, refused)
+        return
+    report.noise = noise.report()
+    with report.stage("rewrite"):
+        apply_plan(trace.view, trace, planned, noise, settings)
+    with report.stage("verify"):
+        violations = repair_views(verify(gm, before), before)
+        violations = repair_outputs(gm, violations, before)
+        if violations:
+            raise RuntimeError("; ".join(v.message for v in violations[:3]))
+        _recompile(gm)
+    for grid in planned:
+        report.replaced += grid.report(kernel)
+        report.conversions += grid.layout.logical
+
+
+@dataclass(frozen=True, eq=False)
+class _Facts:
+    """What is known of a graph: its axes, how many attentions it has, and which are over a grid."""
+
+    trace: DimTrace
+    inference: GridInference
+    sites: int
+    found: list[VideoAttention]
+    refused: list[Refusal]
+
+
+def _analyse(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Settings,
+    report: Report,
+    known: Mapping[int, Triple | None],
+) -> _Facts:
     with report.stage("view graph"):
         view = GraphView(gm)
     with report.stage("trace dimensions"):
@@ -105,33 +165,7 @@ def _rewrite(
         refused = [a for a in answers if isinstance(a, Refusal)]
         if found:  # beside a known grid, attention without one is over text
             refused = [r for r in refused if r.over_grid]
-    with report.stage("plan"):
-        planned, dropped = plan_grids(trace, found, settings)
-        refused += dropped
-    with report.stage("find noise level"):
-        noise = plan_noise(view, settings, example_inputs, root, remember=remember, call=call)
-    if call is not None:
-        report.stated = state_grids(gm, inference)
-    report.refused += [
-        RefusedSite(r.name, r.reason, r.hint, grid_known=r.over_grid, by_request=r.by_request)
-        for r in refused
-    ]
-    if not planned:
-        report.reason, report.hint = _nothing(len(sites), refused)
-        return
-    report.noise = noise.report()
-    with report.stage("rewrite"):
-        before = record(gm)
-        apply_plan(view, trace, planned, noise, settings)
-    with report.stage("verify"):
-        violations = repair_views(verify(gm, before), before)
-        violations = repair_outputs(gm, violations, before)
-        if violations:
-            raise RuntimeError("; ".join(v.message for v in violations[:3]))
-        _recompile(gm)
-    for grid in planned:
-        report.replaced += grid.report(kernel)
-        report.conversions += grid.layout.logical
+    return _Facts(trace, inference, len(sites), found, refused)
 
 
 def _nothing(sites: int, refused: Sequence[Refusal]) -> tuple[str, str]:

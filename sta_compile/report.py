@@ -96,7 +96,8 @@ class Report:
         try:
             yield
         finally:
-            self.seconds[name] = time.perf_counter() - start
+            spent = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.seconds[name] = spent
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe: lists, dicts, text and numbers."""

@@ -339,9 +339,8 @@ def _whole_from(parts: Sequence[Axis], i: int) -> tuple[Axis, int]:
     end: Size = 0
     whole: Axis | None = None
     for j in range(i, len(parts)):
-        piece = (
-            parts[j][0].slice_of if len(parts[j]) == 1 and isinstance(parts[j][0], Atom) else None
-        )
+        atom = parts[j][0] if len(parts[j]) == 1 else None
+        piece = atom.slice_of if isinstance(atom, Atom) else None
         if piece is None or not same_size(piece[1], end):
             break
         if whole is not None and resolve(piece[0]) != resolve(whole):

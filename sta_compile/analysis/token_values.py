@@ -141,8 +141,13 @@ class TokenValues:
 
     def order_free(self, node: torch.fx.Node) -> bool:
         """Is an operation that reads the grid and doesn't return it indifferent to the order of the tokens?"""
+        value = fake_value(node)
         if canonical_name(node) in _ORDER_FREE:
-            return isinstance(fake_value(node), torch.Tensor)  # max(dim) gives indices too
+            return isinstance(value, torch.Tensor)  # max(dim) gives indices too
+        if isinstance(value, torch.Tensor) and any(
+            isinstance(size, int) and size == 0 for size in value.shape
+        ):
+            return True
         return self._passes_by(node)
 
     def order_bound(self, node: torch.fx.Node) -> bool:

@@ -168,7 +168,7 @@ class Block(nn.Module):
                 x[:, first : first + cut] * (1 + scale[:, :1]) + shift[:, :1],
                 x[:, first + cut : end] * (1 + scale[:, 1:]) + shift[:, 1:],
             ]
-            return torch.cat(parts, 1), gate[:, :1]
+            return torch.cat(parts, 1), gate
         if kind == "frames apart" and x.shape[1] == tokens:
             frames = x.unflatten(1, (self.dit.grid[0], -1))
             y = frames * (1 + scale[:, :, None]) + shift[:, :, None]
@@ -181,6 +181,12 @@ class Block(nn.Module):
                 F.pad(y, (0, 0, first, rest - first)) for y in (scale, shift, gate)
             )
         return x * (1 + scale) + shift, gate
+
+    def gated(self, x: Tensor, gate: Tensor, first: int) -> Tensor:
+        if self.dit.modulation != "first frame":
+            return x * gate
+        cut = first + self.dit.grid[1] * self.dit.grid[2]
+        return torch.cat([x[:, :cut] * gate[:, :1], x[:, cut:] * gate[:, 1:]], 1)
 
     def feed_forward(self, x: Tensor, first: int) -> Tensor:
         y = self.up(self.norm_ff(x))
@@ -219,7 +225,7 @@ class Block(nn.Module):
             around = [_flat(self.dit, outs[i]) for i in (0, 2) if i in outs]
             text = text + _held_like(self.dit, torch.cat(around, 1), text)
         if gate is not None:
-            out = _held_like(self.dit, _flat(self.dit, out) * gate, out)
+            out = _held_like(self.dit, self.gated(_flat(self.dit, out), gate, first), out)
         x = x + out
         if self.cross is not None and prompt is not None:
             x = x + _held_like(self.dit, self.cross(_flat(self.dit, x), prompt), x)

@@ -21,6 +21,7 @@ ONCE = (
     Dit(text=(2, 3), rope="in place", rope_of_text="written"),
     Dit(text=(2, 3), joined=False, rope="complex", rope_of_text="padded"),
     Dit(bodies=(("in blocks", "scaled_by_kind"),)),
+    Dit(modulation="first frame", text=(0, 5), rope="complex"),
     Dit(beside="residuals", positions="in every block", held=HELD[2]),
 )
 
