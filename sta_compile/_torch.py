@@ -82,6 +82,11 @@ def known_value(size: Any, shape_env: Any) -> int | None:
     return int(node.hint) if node.has_hint() else None
 
 
+def specialise_float(value: torch.SymFloat) -> float | None:
+    """The value of a symbolic number, with a guard; None if it depends on data."""
+    return float(value) if value.node.has_hint() else None
+
+
 def must_stay_dynamic(size: Any, shape_env: Any) -> bool:
     """Is a size made of one that the user marked dynamic? A guard on its value would raise at the end of the trace.
 

@@ -16,10 +16,20 @@ import torch
 import torch.fx
 
 from .attention_names import FREE, LAYOUTS, LOOKS_LIKE, MEANINGS, ORDERS, is_known_call, target_name
-from .attention_site import BND, NHD, PACKED, AttentionSite, Order, Problem, default_scale
+from .attention_site import (
+    BND,
+    NHD,
+    NO_SCALE,
+    PACKED,
+    AttentionSite,
+    Order,
+    Problem,
+    default_scale,
+    dropout_of,
+)
 from .axes import same_size, size_of
 from .flex_call import flex_problem
-from .graph_view import canonical_name, fake_value, is_tensor, module_path
+from .graph_view import canonical_name, fake_value, is_tensor, module_path, number_of
 from .known_integers import equal_steps, known_integers
 
 _SET_NATIVE = "call torch.nn.functional.scaled_dot_product_attention; in diffusers: set_attention_backend('native')"
@@ -73,13 +83,15 @@ class _Call:
         output, read_too = _output_of(self.node)
         features = size_of(fake_value(self.q).shape[-1])
         scale = self.meant.get("scale")
-        scale = default_scale(features) if scale is None else scale
-        if output is None or not isinstance(scale, (int, float)):
+        scale = default_scale(features) if scale is None else number_of(scale)
+        if output is None:
             return None
         order, samples, problem = self._packing()
         mask = self.meant.get("mask")
         if read_too:
             problem = Problem("its log-sum-exp is read too", "return the output of attention only")
+        if scale is None:
+            problem = NO_SCALE
         if mask is not None and not is_tensor(mask):
             problem = Problem(f"a mask of type {type(mask).__name__}", _SET_NATIVE)
         return AttentionSite(
@@ -87,13 +99,13 @@ class _Call:
             self.q,
             self.k,
             self.v,
-            float(scale),
+            1.0 if scale is None else scale,
             module_path(self.node),
             mask if is_tensor(mask) else None,
             *(order,) * 4,
             causal=bool(self.meant.get("causal", False)),
             gqa=bool(self.others.get("enable_gqa", False)),
-            dropout=float(self.meant.get("dropout", 0.0) or 0.0),
+            dropout=dropout_of(self.meant.get("dropout")),
             samples=samples,
             opaque=samples == 0,
             steps=() if output is self.node else (self.node,),
@@ -126,9 +138,8 @@ class _Call:
                 self.node, self.others.get("score_mod"), self.others.get("block_mask")
             )
         for name, value in self.others.items():
-            neutral = value is None or (
-                not is_tensor(value) and value in (0, -1, (-1, -1), [-1, -1])
-            )
+            number = number_of(value)
+            neutral = value in (None, False, (-1, -1), [-1, -1]) or number in (0, -1)
             if not neutral and not FREE.fullmatch(name):
                 return Problem(f"`{target_name(self.node)}` with `{name}`", _SET_NATIVE)
         return None

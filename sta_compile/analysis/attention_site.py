@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch.fx
 
 from .axes import Size, size_of
-from .graph_view import fake_value
+from .graph_view import fake_value, number_of
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,15 @@ def sizes_of(node: torch.fx.Node, order: Order, samples: int = 1) -> tuple[Size,
     heads = 1 if order.heads is None else shape[order.heads]
     tokens = shape[order.tokens] // samples if order.packed else shape[order.tokens]
     return batch, heads, tokens, shape[order.features]
+
+
+NO_SCALE = Problem("its scale is not a number", "pass the scale as a Python number")
+
+
+def dropout_of(value: Any) -> float:
+    """A probability of dropout; 1 for one that is not known."""
+    probability = 0.0 if value is None else number_of(value)
+    return 1.0 if probability is None else probability
 
 
 def default_scale(features: Size) -> float | None:

@@ -16,9 +16,17 @@ from typing import Any
 
 import torch.fx
 
-from .attention_site import AttentionSite, Order, Problem
+from .attention_site import NO_SCALE, AttentionSite, Order, Problem, dropout_of
 from .axes import same_size, size_of
-from .graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor, module_path
+from .graph_view import (
+    argument,
+    canonical_name,
+    fake_value,
+    is_inplace,
+    is_tensor,
+    module_path,
+    number_of,
+)
 from .matrix_products import Labels, Product, batch_labels, moved, product_of
 
 _CASTS = ("to", "float", "half", "bfloat16", "type", "type_as", "contiguous", "clone")
@@ -38,19 +46,15 @@ class Scores:
     problem: Problem | None = None
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
 def scaled(node: Any) -> tuple[Any, float] | None:
     """(x, factor) if the node is x * factor or x / factor with a Python number."""
     name = canonical_name(node)
     if name not in ("mul", "truediv") or len(node.args) < 2:
         return None
     a, b = node.args[:2]
-    if name == "mul" and _number(a) is not None:
+    if name == "mul" and number_of(a) is not None:
         a, b = b, a
-    factor = _number(b)
+    factor = number_of(b)
     if factor is None or not is_tensor(a) or (name == "truediv" and factor == 0):
         return None
     return a, (factor if name == "mul" else 1.0 / factor)
@@ -93,7 +97,10 @@ def _product_scores(node: torch.fx.Node) -> Scores:
     found = Scores(node)
     if canonical_name(node) == "baddbmm":
         beta, alpha = node.kwargs.get("beta", 1), node.kwargs.get("alpha", 1)
-        found.scale = float(alpha)  # type: ignore[arg-type]
+        factor = number_of(alpha)
+        found.scale = 1.0 if factor is None else factor
+        if factor is None:
+            found.problem = NO_SCALE
         if beta != 0:
             found.mask = argument(node, 0, "input")
             if beta != 1:
@@ -191,7 +198,7 @@ def _output(node: torch.fx.Node, labels: Labels) -> _Output | None:
             return _Output(user, product, named, dropout, problem, tuple(steps))
         name = canonical_name(user)
         if name == "dropout" and argument(user, 2, "training", True):
-            dropout = max(dropout, float(argument(user, 1, "p", 0.5)))
+            dropout = max(dropout, dropout_of(argument(user, 1, "p", 0.5)))
         elif name not in (*_CASTS, *_VIEWS, *_MOVES, "dropout"):
             return None
         relabelled = _relabelled(user, labels)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from .._torch import body_of_call, is_higher_order, is_vmapped
+from .._torch import body_of_call, is_higher_order, is_vmapped, specialise_float
 
 # Python's operators and torch's synonyms -> the name that the rest of the analysis uses.
 _ALIASES = {
@@ -143,6 +143,14 @@ def fake_value(node: Any) -> Any:
         value = node.meta.get("val") if value is None else value
         return None if is_vmapped(value) else value
     return value_of(node)
+
+
+def number_of(value: Any) -> float | None:
+    """A Python number; one that Dynamo made an input of is known from here on, with a guard."""
+    value = fake_value(value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return specialise_float(value) if isinstance(value, torch.SymFloat) else None
 
 
 def value_of(arg: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.fx
 
-from .attention_site import AttentionSite, Order, Problem, Projections, default_scale
+from .attention_site import AttentionSite, Order, Problem, Projections, default_scale, dropout_of
 from .axes import size_of
 from .graph_view import argument, canonical_name, fake_value, is_tensor, module_path
 
@@ -59,7 +59,7 @@ def multihead_attention(node: torch.fx.Node) -> AttentionSite | None:
         None,
         *(order,) * 4,
         causal=bool(given["is_causal"]),
-        dropout=float(given["dropout_p"] or 0.0) if training else 0.0,
+        dropout=dropout_of(given["dropout_p"]) if training else 0.0,
         steps=(node,),
         problem=_problem(given, picks),
         projections=Projections(

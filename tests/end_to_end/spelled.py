@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.end_to_end.compiled import Variant, compile_variants, relative_error
+from tests.end_to_end.compiled import Options, Variant, compile_variants, relative_error
 from tests.end_to_end.oracle import Oracle, window_mask
 from tests.end_to_end.tiny import CHANNELS, SPARSE, Attend, TinyVideo
 
@@ -31,17 +31,25 @@ def spelled(attends: Sequence[Attend], **options: Any) -> TinyVideo:
     return model
 
 
-def check(attends: Sequence[Attend], batch: int = 2, **options: Any) -> Variant:
-    """Compiles with a sparse window and compares with the twin."""
+def check(
+    attends: Sequence[Attend], batch: int = 2, compile_as: Options | None = None, **options: Any
+) -> Variant:
+    """Compiles with a sparse window and compares with the twin. compile_as: arguments of `compile_variants`."""
     model, twin = spelled(attends, **options), TinyVideo(**{"layers": len(attends), **options})
-    return check_models(model, twin, twin.sites, latent=latent(batch))
+    return check_models(model, twin, twin.sites, compile_as, latent=latent(batch))
 
 
-def check_models(model: nn.Module, twin: nn.Module, sites: list[str], **inputs: Tensor) -> Variant:
+def check_models(
+    model: nn.Module,
+    twin: nn.Module,
+    sites: list[str],
+    compile_as: Options | None = None,
+    **inputs: Tensor,
+) -> Variant:
     """Every attention of `model` is replaced; its output is that of `twin`, which calls SDPA, under the mask."""
     twin.load_state_dict(model.state_dict())
     with torch.no_grad():
-        variant = compile_variants(model, inputs, {"sta": SPARSE})["sta"]
+        variant = compile_variants(model, inputs, {"sta": SPARSE}, **(compile_as or {}))["sta"]
         found = [site.name.removesuffix(".mha") for site in variant.report.replaced]
         assert found == sites, variant.report.summary()
         site = variant.report.replaced[0]

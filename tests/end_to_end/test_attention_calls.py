@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.end_to_end.tiny import SPARSE
 
 attention_dispatch = pytest.importorskip("diffusers.models.attention_dispatch")
 Mask = Tensor | None
+SETTINGS = types.SimpleNamespace(scale=8**-0.5)
 stubs.register()
 torch.compiler.allow_in_graph(stubs.sageattn)
 
@@ -99,6 +101,16 @@ def test_calls_of_libraries(batch: int) -> None:
 
 def test_groups_of_heads_in_a_library() -> None:
     check([by_tokens(stubs.flash_attn_func)], heads=4, kv_heads=2)
+
+
+def scaled_by_an_attribute(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    return ((q @ k.mT) * SETTINGS.scale).softmax(-1) @ v
+
+
+def test_numbers_that_are_inputs_of_a_dynamic_graph() -> None:
+    """With dynamic=True, Dynamo makes inputs of the defaults of flash_attn_func and of numbers that it reads."""
+    attends = [by_tokens(stubs.flash_attn_func), scaled_by_an_attribute]
+    check(attends, compile_as={"dynamic": True})
 
 
 def dispatched(backend: str) -> Callable[..., Tensor]:

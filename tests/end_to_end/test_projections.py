@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 
 from tests.end_to_end.compiled import compile_variants, relative_error
 from tests.end_to_end.models import randomize
@@ -189,6 +190,20 @@ def test_multihead_attention(batch_first: bool) -> None:
     twin = model(spelled=False)
     variant = check_models(model(spelled=True), twin, twin.sites, latent=latent())
     assert not [n for n in variant.gm.graph.nodes if "multi_head" in str(n.target)]
+
+
+def by_einsum(self: Fused, x: Tensor) -> Tensor:
+    q, k, v = (t.unflatten(2, (HEADS, -1)) for t in self.qkv(x).chunk(3, -1))
+    p = (torch.einsum("bqhd,bkhd->bhqk", q, k) * 8**-0.5).softmax(-1)
+    return self.to_out(torch.einsum("bhqk,bkhd->bqhd", p, v).flatten(2))
+
+
+def test_through_aotautograd() -> None:
+    """The views around the operator are what the later stages are told of."""
+    blocks = [MultiHead(spelled=True, batch_first=True), Fused(by_einsum), Fused(heads_first)]
+    twins = [MultiHead(spelled=False, batch_first=True), Fused(chunked), Fused(chunked)]
+    model, twin = Model(blocks), Model(twins)
+    check_models(model, twin, twin.sites, {"finish": aot_eager}, latent=latent())
 
 
 @pytest.mark.parametrize(
