@@ -19,6 +19,7 @@ from .noise_plan import NoisePlan
 from .rewrite.add_input import add_flags
 from .rewrite.insert_dense import insert_check, insert_dense
 from .rewrite.insert_layout import insert_layout
+from .rewrite.mask_nodes import MaskNodes
 from .rewrite.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
 from .rewrite.thread_value import ValueThreads
 from .settings import Settings
@@ -45,20 +46,23 @@ def apply_plan(
             batch = _batch_number(view, plan, noise, sizes)
             checked[hint] = FlagNodes(threads, insert_check(view.gm, hint, dense, batch))
         flags = unchecked if hint is None else checked[hint]
+        masks = MaskNodes(threads)
         grid = _grid_numbers(view, plan, sizes)
-        roles = [role for role, _ in plan.sites[0].segments]
+        roles = [role for role, _ in plan.sites[0].tokens.segments]
         copies = insert_layout(view, sizes, plan.layout.conversions, grid, plan.spec(roles))
         for found in plan.sites:
             owner = view.owner[found.site.node]
             local = [g if isinstance(g, int) else threads.reach(g, owner) for g in grid]
-            segments = [sizes.of_size(size, owner, found.site.node) for _, size in found.segments]
+            node, tokens = found.site.node, found.tokens
+            segments = [sizes.of_size(size, owner, node) for _, size in tokens.segments]
             replace_attention(
                 view,
                 found,
-                plan.spec([role for role, _ in found.segments]),
+                plan.spec([role for role, _ in tokens.segments]),
                 local,
                 segments,
-                flags.key_lengths(found, segments),
+                masks.key_lengths(found, segments),
+                masks.key_mask(found, segments),
                 None if plan.exact else flags.dense(found),
                 copies,
             )

@@ -70,7 +70,8 @@ class GridPlan:
                 name=site.site.name,
                 grid=self.grid,
                 segments=tuple(
-                    (role, size if isinstance(size, int) else None) for role, size in site.segments
+                    (role, size if isinstance(size, int) else None)
+                    for role, size in site.tokens.segments
                 ),
                 tiles=plan.tiling.tiles if plan is not None else None,
                 tile=plan.tiling.extents if plan is not None else None,

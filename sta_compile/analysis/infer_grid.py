@@ -1,10 +1,10 @@
-"""Which attention is self-attention over a (T, H, W) token grid, and where is the text beside the video?
+"""Which attention is self-attention over a (T, H, W) token grid, and what stands beside the video?
 
 The axes of q and k (see `trace_dims`) answer both: a token axis `([t3 h4 w5 | l7])` is a 3x4x5 grid followed by a context
-segment of 7 tokens. What is asked of a site before it may be replaced, in order: q and k have the same token axis and come
-from the same token stream; exactly one segment is a grid, and its factors are proved by a convolution, a patchify, an
-unpatchify or positions, or declared by the option `grid`; nothing in the batch axis is a frame; the mask is absent or says
-no more than how many context tokens are valid.
+segment of 7 tokens. What is asked of a site before it may be replaced, in order: q and k share a part of their tokens, from
+one token stream; that part is a grid, and its factors are proved by a convolution, a patchify, an unpatchify or positions,
+declared by the option `grid`, or hinted; nothing in the batch axis is a frame; other queries are keys as well, in the same
+order; the mask is absent or leaves all keys of the video to its queries.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from math import prod
 from types import MappingProxyType
 from typing import Any, Literal
 
-import sympy
 import torch.fx
 
 from .attention_site import AttentionSite, Order
-from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, size_of
-from .graph_view import fake_value, is_parameter
+from .axes import Atom, Axis, Size, atoms_of, axis_size, resolve, same_size, segments_of
+from .graph_view import is_parameter
 from .hints import Hint, Hints
 from .operator_limits import unsupported
-from .prove_mask import Below, Everywhere, lower_bound, prove_mask
+from .segments import SequenceReader, Tokens, match_segments, start_of
+from .token_parts import TokenParts
 from .token_streams import TokenStreams
 from .trace_dims import DimTrace
 
@@ -70,25 +70,12 @@ class GridAxis:
 
 
 @dataclass(frozen=True, eq=False)
-class ContextLengths:
-    """Valid tokens of the context segment after the video: `limit - start`, clamped to the segment."""
-
-    limit: torch.fx.Node
-    start: Size
-
-
-@dataclass(frozen=True, eq=False)
 class VideoAttention:
-    """Self-attention over a token grid.
-
-    segments: (role, size) in sequence order; one role is "video".
-    lengths: None when every context token is valid.
-    """
+    """Self-attention over a token grid, and over the tokens beside it."""
 
     site: AttentionSite
     grid: GridAxis
-    segments: tuple[tuple[str, Size], ...]
-    lengths: ContextLengths | None
+    tokens: Tokens
 
 
 def same_axis(a: Axis, b: Axis) -> bool:
@@ -114,9 +101,12 @@ class GridInference:
         )
         output = next(iter(reversed(trace.view.gm.graph.nodes)))
         self._outputs = self._latents(output.all_input_nodes)
+        self._returned = {a for node in output.all_input_nodes for a in trace.atoms(node)}
         # declared grids: one tuple of factors per token axis
         self._declared: dict[Axis, Axis] = {}
         self.streams = TokenStreams(trace)
+        self._parts = TokenParts(self.streams)
+        self._sequences = SequenceReader(trace.view)
 
     def _latents(self, nodes: Any) -> list[list[Axis]]:
         """Axes of the tensors among the nodes: b, c, t, (h p), (w p) of a latent that is cut into patches."""
@@ -131,11 +121,26 @@ class GridInference:
         q_axis, k_axis, v_axis = axes
         if q_axis is None or k_axis is None or v_axis is None or not same_axis(k_axis, v_axis):
             return None
-        parts = segments_of(q_axis)
+        parts, keys = segments_of(q_axis), segments_of(k_axis)
         grids = [i for i, part in enumerate(parts) if self.grid_of(part) is not None]
         if not same_axis(q_axis, k_axis):
-            return self._unequal(site, parts, grids, segments_of(k_axis))
-        if not self.streams.same_stream(site, parts[grids[0]] if grids else q_axis):
+            if self._is_part_of_grid(parts, keys):
+                return Refusal(
+                    site.name,
+                    "its queries are a part of the video's tokens",
+                    "attend with all of them in one call, or put the parts together in their order by torch.cat",
+                )
+            grids = [g for g in grids if any(same_axis(parts[g], part) for part in keys)]
+            if not grids:
+                return None
+        # Text as long as the video has its axis too, once both share a table of positions.
+        of_latent = [g for g in grids if self._from_latent(site, parts, g)]
+        main = self._main(q_axis, parts, of_latent or grids) if grids else None
+        if same_axis(q_axis, k_axis):
+            stream = q_axis if main is None else parts[main]
+            if not self.streams.same_stream(site, stream):
+                return None
+        elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
         if self._frames_in_batch(site):
             return Refusal(
@@ -143,7 +148,7 @@ class GridInference:
                 "factorised attention: frames or positions are in the batch axis",
                 "nothing to do: such attention is short already",
             )
-        if not grids:
+        if main is None:
             return self._no_grid(site, q_axis)
         if any(self.streams.joined(site, parts[g]) for g in grids):
             return Refusal(
@@ -151,13 +156,21 @@ class GridInference:
                 "its block is called with the video and with other tokens",
                 "give each stream of tokens a block of its own, or compile without nested regions",
             )
-        if not all(self._from_latent(site, parts[g]) for g in grids):
-            return None
-        if len(grids) > 1:
-            return Refusal(
-                site.name, "the sequence holds the video grid more than once", "report the model"
-            )
-        return self._video(site, parts, grids[0])
+        return self._video(site, parts, main, keys) if of_latent else None
+
+    def _main(self, axis: Axis, parts: tuple[Axis, ...], grids: list[int]) -> int:
+        """The grid of a sequence that is the video: the one that the graph returns, then the largest, then the first.
+
+        The others are references or history: tokens that every query sees.
+        """
+        returned = [g for g in grids if self._returned & set(atoms_of(resolve(parts[g])))]
+        grids = returned or grids
+        sizes = {g: axis_size(parts[g]) for g in grids}
+        known = [g for g, size in sizes.items() if isinstance(size, int)]
+        largest = max(known, key=lambda g: (sizes[g], -g)) if len(known) > 1 else grids[0]
+        alike = [g for g in grids if same_axis(parts[g], parts[largest])]
+        starts = [start_of(parts, g) for g in alike]
+        return alike[self._parts.last_kept(axis, starts)] if len(alike) > 1 else largest
 
     def token_axis(self, site: AttentionSite, node: torch.fx.Node, order: Order) -> Axis | None:
         """The tokens of one sample; where samples stand one after the other, they are the outer factors."""
@@ -185,59 +198,50 @@ class GridInference:
         return Refusal(site.name, site.problem.reason, site.problem.hint, over_grid=over_grid)
 
     def _video(
-        self, site: AttentionSite, parts: tuple[Axis, ...], index: int
-    ) -> VideoAttention | Refusal:
+        self,
+        site: AttentionSite,
+        parts: tuple[Axis, ...],
+        index: int,
+        keys: tuple[Axis, ...],
+    ) -> VideoAttention | Refusal | None:
         grid = self.grid_of(parts[index])
         assert grid is not None
         problem = unsupported(site)
         if problem is not None:
             return Refusal(site.name, problem.reason, problem.hint)
-        segments = tuple(
-            ("video" if i == index else "context", axis_size(part)) for i, part in enumerate(parts)
-        )
-        lengths = self._lengths(site, segments, index) if site.mask is not None else None
-        if isinstance(lengths, Refusal):
-            return lengths
-        return VideoAttention(site, grid, segments, lengths)
-
-    def _lengths(
-        self, site: AttentionSite, segments: tuple[tuple[str, Size], ...], index: int
-    ) -> ContextLengths | Refusal | None:
-        assert site.mask is not None
-        fact = prove_mask(self.trace.view, site.mask) if _per_sample(site.mask) else None
-        if fact == Everywhere(True):
+        among = self._among_keys(site, parts, index, keys)
+        if among is None:
             return None
-        last = len(segments) - 1
-        if isinstance(fact, Below) and not fact.negated and index == last - 1:
-            start: Size = sum(size for _, size in segments[:last])
-            bound = lower_bound(self.trace.view, fact.limit)
-            if bound is not None and _at_least(bound, start):
-                return ContextLengths(fact.limit, start)
-        return Refusal(
-            site.name,
-            "its mask may hide video tokens: only padding of the text after the video can be proved harmless",
-            "pass no mask, or trim the padding from the prompt",
-        )
+        segments = match_segments(parts, keys, index, among)
+        if segments is None:
+            return Refusal(
+                site.name,
+                "tokens beside the video ask in another order than they are keys, or are no keys",
+                "put queries and keys in one order",
+            )
+        tokens = self._sequences.read(site, segments)
+        if tokens is None:
+            return Refusal(
+                site.name,
+                "its mask may hide video tokens: only a mask that leaves all video keys to all queries is harmless",
+                "pass no mask, or trim the padding from the prompt",
+            )
+        return VideoAttention(site, grid, tokens)
 
-    def _unequal(
-        self,
-        site: AttentionSite,
-        parts: tuple[Axis, ...],
-        grids: list[int],
-        keys: tuple[Axis, ...],
-    ) -> Refusal | None:
-        if self._is_part_of_grid(parts, keys):
-            return Refusal(
-                site.name,
-                "its queries are a part of the video's tokens",
-                "attend with all of them in one call, or put the parts together in their order by torch.cat",
-            )
-        if any(any(same_axis(parts[g], part) for part in keys) for g in grids):
-            return Refusal(
-                site.name,
-                "queries and keys are different sequences that share the video tokens",
-                "nothing to do yet: keys beside the query's own sequence are not supported",
-            )
+    def _among_keys(
+        self, site: AttentionSite, parts: tuple[Axis, ...], index: int, keys: tuple[Axis, ...]
+    ) -> int | None:
+        """Which part of the keys are the video's own tokens; several parts of queries and keys may be of its axis."""
+        part = parts[index]
+        alike = [i for i, key in enumerate(keys) if same_axis(key, part)]
+        if parts == keys and len(alike) == 1:
+            return index
+        asking = self._parts.sources(site.q, part, start_of(parts, index))
+        for i in alike:
+            start = start_of(keys, i)
+            shared = asking & self._parts.sources(site.k, part, start)
+            if shared & self._parts.sources(site.v, part, start):
+                return i
         return None
 
     def _is_part_of_grid(self, parts: tuple[Axis, ...], keys: tuple[Axis, ...]) -> bool:
@@ -325,17 +329,20 @@ class GridInference:
                 return True
         return False
 
-    def _from_latent(self, site: AttentionSite, part: Axis) -> bool:
+    def _from_latent(self, site: AttentionSite, parts: tuple[Axis, ...], index: int) -> bool:
         """Do the site's tokens come from the latent that proves its grid?
 
         Text of as many tokens has the grid's axis too, once it is added to a table of positions that the video shares.
         """
+        part = parts[index]
         grid = self.grid_of(part)
         if grid is None or grid.hint is not None or grid.evidence in _WITHOUT_LATENT:
             return True
-        return bool(
-            self.streams.source(site, site.q, part) & self.streams.tokens_of_latent(resolve(part))
-        )
+        sources = self.streams.source(site, site.q, part)
+        if sum(same_axis(other, part) for other in parts) > 1:
+            places = self._parts.sources(site.q, part, start_of(parts, index))
+            sources = {node for node, _ in places}
+        return bool(sources & self.streams.tokens_of_latent(resolve(part)))
 
     def _frames_in_batch(self, site: AttentionSite) -> bool:
         """Is a part of q's batch axis an axis of the latent other than its batch?"""
@@ -350,18 +357,8 @@ class GridInference:
         return any(f in inner for f in batch if isinstance(f, Atom))
 
 
-def _per_sample(mask: torch.fx.Node) -> bool:
-    """Is the first axis of a mask that of the samples? Fewer than four axes are those of heads, queries and keys."""
-    shape = fake_value(mask).shape
-    return len(shape) == 4 or all(same_size(size_of(s), 1) for s in shape[:-1])
-
-
 def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
     """The two or three factors that a token axis may have to be a grid."""
     factors = resolve(part, to_grid=True)
     atoms = tuple(f for f in factors if isinstance(f, Atom))
     return atoms if len(atoms) == len(factors) and len(factors) in (2, 3) else None
-
-
-def _at_least(bound: Size, start: Size) -> bool:
-    return bool(sympy.expand(bound - start).is_nonnegative)

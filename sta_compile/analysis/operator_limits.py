@@ -42,7 +42,7 @@ def _operands_agree(site: AttentionSite) -> bool:
         return False
     if not all(map(same_size, k, v)):
         return False
-    if not all(map(same_size, q[2:], k[2:])) or not same_size(q[0], k[0]):
+    if not same_size(q[3], k[3]) or not same_size(q[0], k[0]):
         return False
     if same_size(q[1], k[1]):
         return True

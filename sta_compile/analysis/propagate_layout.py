@@ -37,7 +37,7 @@ class Conversion:
     value: torch.fx.Node
     dim: int
     span: int
-    offset: Size
+    offsets: tuple[Size, ...]  # of each time that the value holds the grid
     to_tile: bool
     readers: tuple[torch.fx.Node, ...]
 
@@ -238,7 +238,7 @@ class LayoutBuilder:
                     value,
                     place.dim,
                     place.span,
-                    place.offset,
+                    place.offsets,
                     to_tile,
                     tuple(dict.fromkeys(readers)),
                 )

@@ -16,7 +16,7 @@ from .graph_view import argument, canonical_name, is_parameter, is_tensor
 from .trace_dims import DimTrace
 from .trace_index import rows_by_index
 
-_MIXING = (
+MIXING = (
     "linear",
     "int8_mixed_scaled_mm",
     "matmul",
@@ -46,7 +46,9 @@ class TokenStreams:
 
     def source(self, site: AttentionSite, operand: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
         """Where the tokens of an operand of a site are projected from; a site may do so by itself."""
-        return {_canonical(operand)} if site.projections is not None else self.stream(operand, axis)
+        return (
+            {before_casts(operand)} if site.projections is not None else self.stream(operand, axis)
+        )
 
     def stream(self, start: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
         """Walks back over values that hold `axis` to the inputs of the first projections."""
@@ -58,11 +60,11 @@ class TokenStreams:
             picked = self.trace.view.picks(node)
             sources = [picked] if picked is not None else self.trace.view.producers(node)
             carriers = [s for s in sources if self.holds(s, axis)]
-            if self._reorders(node, axis):
+            if self.reorders(node, axis):
                 found.add(node)
                 continue
-            if canonical_name(node) in _MIXING:
-                found.update(_canonical(c) for c in carriers)
+            if canonical_name(node) in MIXING:
+                found.update(before_casts(c) for c in carriers)
                 continue
             if not carriers:
                 found.add(node)
@@ -72,7 +74,7 @@ class TokenStreams:
                     stack.append(carrier)
         return found
 
-    def _reorders(self, node: torch.fx.Node, axis: Axis) -> bool:
+    def reorders(self, node: torch.fx.Node, axis: Axis) -> bool:
         """Did an operation make an axis of its own, whose order is that of its input only as far as sizes tell, or pick
         rows?"""
         rows = rows_by_index(self.trace, node)
@@ -170,7 +172,7 @@ _COPIES = (
 )  # fmt: skip
 
 
-def _canonical(node: torch.fx.Node) -> torch.fx.Node:
+def before_casts(node: torch.fx.Node) -> torch.fx.Node:
     """The value before casts, copies and views, which several projections may each make of their own."""
     while True:
         source = node.args[0] if node.args else None

@@ -54,11 +54,12 @@ _NORMS = {"layer_norm", "rms_norm"}
 class Place:
     """Tokens of a grid in a value: rows offset .. offset + T*H*W along dimension `dim`, or the `span` dimensions from it.
 
-    movable: False where a conversion can't be written: the tokens are merged with another axis, or stand twice in the value.
+    offsets: several where the value holds the grid several times along `dim`.
+    movable: False where a conversion can't be written: the tokens are merged with another axis, or are along two.
     """
 
     dim: int
-    offset: Size
+    offsets: tuple[Size, ...]
     movable: bool
     span: int = 1
 
@@ -78,12 +79,11 @@ class TokenValues:
         for dims in self.trace.tensors(node):
             places = [(d, *found) for d, axis in enumerate(dims) for found in self._find(axis)]
             if places:
-                dim, offset, movable = places[0]
-                return Place(
-                    dim, offset, movable and len(places) == 1 and isinstance(traced, tuple)
-                )
+                dim, offsets = places[0][0], tuple(offset for _, offset, _ in places)
+                movable = all(at == dim and moves for at, _, moves in places)
+                return Place(dim, offsets, movable and isinstance(traced, tuple))
             if run := self._run(dims):
-                return Place(run[0], 0, isinstance(traced, tuple), len(run))
+                return Place(run[0], (0,), isinstance(traced, tuple), len(run))
         return None
 
     def _run(self, dims: Dims) -> range:

@@ -31,23 +31,24 @@ def insert_layout(
         value = conversion.value
         owner = view.owner[value]
         first = min(conversion.readers, key=view.position.__getitem__)
-        offset = sizes.of_size(conversion.offset, owner, first)
+        offsets = [sizes.of_size(offset, owner, first) for offset in conversion.offsets]
         local = [g if isinstance(g, int) else sizes.threads.reach(g, owner) for g in grid]
         with value.graph.inserting_before(first):
-            flat = value
+            copy = value
             if conversion.span > 1:
                 ends = (conversion.dim, conversion.dim + conversion.span - 1)
-                flat = add_call(value.graph, "call_method", "flatten", (value, *ends), like=first)
-            copy = emit_tile(
-                value.graph,
-                flat,
-                conversion.dim,
-                offset,
-                local,
-                spec,
-                conversion.to_tile,
-                like=first,
-            )
+                copy = add_call(value.graph, "call_method", "flatten", (value, *ends), like=first)
+            for offset in offsets:
+                copy = emit_tile(
+                    value.graph,
+                    copy,
+                    conversion.dim,
+                    offset,
+                    local,
+                    spec,
+                    conversion.to_tile,
+                    like=first,
+                )
             if conversion.span > 1:
                 copy = add_call(value.graph, "call_method", "view_as", (copy, value), like=first)
         for reader in conversion.readers:

@@ -14,7 +14,7 @@ from .. import _torch
 from ..analysis.attention_site import Order, sizes_of
 from ..analysis.axes import Axis, Size, resolve, same_size, size_of
 from ..analysis.graph_view import GraphView, fake_value, is_inplace
-from ..analysis.infer_grid import ContextLengths, VideoAttention
+from ..analysis.infer_grid import VideoAttention
 from ..analysis.trace_dims import DimTrace
 from .fake_values import add_call
 from .projections import project, project_back, with_heads
@@ -85,14 +85,15 @@ def replace_attention(
     grid: Sequence[Number],
     segments: Sequence[Number],
     key_lengths: torch.fx.Node | None,
+    key_mask: torch.fx.Node | None,
     dense: torch.fx.Node | None,
     copies: Mapping[tuple[torch.fx.Node, torch.fx.Node], torch.fx.Node],
 ) -> torch.fx.Node:
     """Rewires the readers of an attention to `sta::attention` and removes what nothing reads any more.
 
-    grid: (T, H, W); segments: tokens per segment; key_lengths: int32 [batch, context segments]; dense: bool [batch]. All
-    nodes belong to the site's graph; copies: operands in tile order by (site node, value). Returns the node of the new
-    output, which has the old one's shape and dtype.
+    grid: (T, H, W); segments: tokens per segment; key_lengths: int32 [batch, segments beside the video]; key_mask: bool
+    [batch, tokens beside the video]; dense: bool [batch]. All nodes belong to the site's graph; copies: operands in tile
+    order by (site node, value). Returns the node of the new output, which has the old one's shape and dtype.
     """
     site = found.site
     graph, old = site.node.graph, site.node
@@ -126,6 +127,7 @@ def replace_attention(
             list(grid),
             spec,
             site.scale,
+            *([] if key_mask is None else [key_mask]),
         )
         out = call("call_function", operator.getitem, result, 0)
         if site.projections is None:
@@ -154,12 +156,10 @@ def _erase_unread(node: torch.fx.Node, private: Collection[torch.fx.Node]) -> No
 
 
 class FlagNodes:
-    """Per-sample arguments of the attentions of one graph: dense flags and valid context lengths, each made once."""
+    """Which samples are dense, for the attentions of one graph."""
 
     def __init__(self, threads: ValueThreads, dense: torch.fx.Node | None) -> None:
         self.threads, self.view, self.dense_root = threads, threads.view, dense
-        self._lengths: dict[tuple[torch.fx.Node, torch.fx.GraphModule, int], torch.fx.Node] = {}
-        self._any: dict[torch.fx.GraphModule, torch.fx.Node] = {}
 
     def dense(self, found: VideoAttention) -> torch.fx.Node | None:
         """The dense flags of a site, bool [batch]; a batch that is not the model's own is dense if any sample is."""
@@ -181,49 +181,3 @@ class FlagNodes:
             )
             one = add_call(graph, "call_method", "any", (flags,), like=site.node)
             return add_call(graph, "call_method", "expand", (one, size), like=site.node)
-
-    def key_lengths(
-        self, found: VideoAttention, segments: Sequence[Number]
-    ) -> torch.fx.Node | None:
-        """Valid tokens of each context segment, int32 [batch, context segments]."""
-        if found.lengths is None:
-            return None
-        site, lengths = found.site, found.lengths
-        owner, graph = self.view.owner[site.node], site.node.graph
-        limit = self.threads.reach(lengths.limit, owner)
-        contexts = [
-            n for (role, _), n in zip(found.segments, segments, strict=True) if role == "context"
-        ]
-        key = (limit, owner, len(contexts))
-        if key not in self._lengths:
-            with graph.inserting_before(site.node):
-                self._lengths[key] = self._emit_lengths(found, limit, lengths, contexts)
-        return self._lengths[key]
-
-    def _emit_lengths(
-        self,
-        found: VideoAttention,
-        limit: torch.fx.Node,
-        lengths: ContextLengths,
-        contexts: Sequence[Number],
-    ) -> torch.fx.Node:
-        site, node = found.site, found.site.node
-        graph = node.graph
-
-        def method(target: str, *args: Any) -> torch.fx.Node:
-            return add_call(graph, "call_method", target, args, like=node)
-
-        batch = method("size", site.q, site.q_order.batch)
-        start = _torch.simplified(lengths.start, _torch.shape_env_of(self.view.gm))
-        if not isinstance(start, int):
-            total = method("size", site.q, site.q_order.tokens)
-            last = contexts[-1]
-            start = add_call(graph, "call_function", operator.sub, (total, last), like=node)
-        flat = method("expand", method("reshape", limit, -1), batch)
-        valid = method("clamp", method("sub", flat, start), 0)
-        columns = [
-            method("expand", method("new_full", valid, (1,), width), batch)
-            for width in contexts[:-1]
-        ]
-        stacked = add_call(graph, "call_function", torch.stack, ([*columns, valid], 1), like=node)
-        return method("to", stacked, torch.int32)

@@ -202,13 +202,17 @@ def expected(model: SmallDiT, result: Result, *args: Tensor) -> Tensor:
     order = torch.arange(total)
     order[before : before + VIDEO] = torch.tensor(tile_order(GRID, site.tiles)) + before
     place = order.argsort()
-    mask = mask[:, place][:, :, place]
+    return masked(model, mask[:, place][:, :, place], *args)
+
+
+def masked(model: SmallDiT, mask: Tensor, *args: Tensor) -> Tensor:
+    """The eager model under a mask [batch, queries, keys]."""
     ordinary = attend
 
-    def masked(q: Tensor, k: Tensor, v: Tensor, **extra: Any) -> Tensor:
+    def attend_masked(q: Tensor, k: Tensor, v: Tensor, **extra: Any) -> Tensor:
         return ordinary(q, k, v, attn_mask=mask[:, None], **extra)
 
-    globals()["attend"] = masked
+    globals()["attend"] = attend_masked
     try:
         with torch.no_grad():
             return model(*args)

@@ -77,7 +77,7 @@ def test_grids_are_proved(patchify: Any, leave: Any, turn: Any, evidence: str, b
     found = only(classify(model, *inputs(batch)))
     assert found.grid.shape == GRID
     assert found.grid.evidence == evidence
-    assert found.segments == (("video", VIDEO),)
+    assert found.tokens.segments == (("video", VIDEO),)
     result = compiled(model, *inputs(batch))
     assert relative_error(result.output, expected(model, result, *inputs(batch))) < 1e-5
 
@@ -288,29 +288,6 @@ def test_head_dims_that_no_kernel_takes() -> None:
     assert answer.reason.startswith("head dim 4")
 
 
-def test_a_sequence_that_holds_the_grid_twice_is_refused() -> None:
-    model = SmallDiT(before=lambda model, x: torch.cat([x, model.weight + x], 1), rope=no_rope)
-    model.parts.unpatchify = leave_tokens
-    (answer,) = classify(model, *inputs())
-    assert isinstance(answer, Refusal)
-    assert "more than once" in answer.reason
-    result = compiled(model, *inputs())
-    torch.testing.assert_close(result.output, model(*inputs()))
-
-
-def test_queries_of_the_video_over_keys_with_history_are_refused() -> None:
-    class History(SmallDiT):
-        def forward(self, latent: Tensor, text: Tensor) -> Tensor:
-            x = conv3d_patchify(self, latent)
-            joint = torch.cat([text, x], 1)
-            q, k, v = heads(self.layers[0].q(x)), *(heads(self.qkv(joint)).chunk(3, -1)[:2])
-            return unpatchify(self, x + joined(small_dits.attend(q, k, v)), latent)
-
-    (answer,) = classify(History(), *inputs(2, TEXT))
-    assert isinstance(answer, Refusal)
-    assert "share the video tokens" in answer.reason
-
-
 def test_symbolic_grids() -> None:
     model = SmallDiT(rope=no_rope)
     view = GraphView(capture(model, *inputs(), dynamic=True))
@@ -319,7 +296,7 @@ def test_symbolic_grids() -> None:
     found = inference.classify(site)
     assert isinstance(found, VideoAttention)
     t, h, w = found.grid.shape
-    assert same_size(found.segments[0][1], t * h * w)
+    assert same_size(found.tokens.segments[0][1], t * h * w)
 
 
 def test_the_model_without_changes_is_a_control() -> None:

@@ -1,0 +1,127 @@
+"""The sequence of an attention over video: which tokens stand beside the grid, and which of them are valid?
+
+Queries `[video 60]` over keys `[text 7 | video 60]` are the segments ("keys", 7), ("video", 60); text that asks as well is
+"context". Neighbours of one role are one segment, for kernels take few of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .attention_site import AttentionSite
+from .axes import Axis, Size, axis_size, resolve, same_size
+from .graph_view import GraphView
+from .mask_facts import Below, Fact
+from .prove_mask import MaskProver
+
+Segment = tuple[str, Size]  # role, tokens
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The sequence of one attention.
+
+    segments: (role, tokens) in the order of the keys; roles are "video" (one), "context" and "keys".
+    lengths: per segment beside the video its valid keys, a prefix (`Below`) or TRUE; None if all keys are valid.
+    mask: "bool" or "additive" if the site's mask has to tell which keys beside the video are valid; then no lengths.
+    """
+
+    segments: tuple[Segment, ...]
+    lengths: tuple[Fact, ...] | None = None
+    mask: Literal["", "bool", "additive"] = ""
+
+    @property
+    def video(self) -> int:
+        """Index of the video segment."""
+        return [role for role, _ in self.segments].index("video")
+
+    @property
+    def video_key(self) -> Size:
+        """The video's first key."""
+        return sum(size for _, size in self.segments[: self.video])
+
+    @property
+    def video_query(self) -> Size:
+        """The video's first query."""
+        return sum(size for role, size in self.segments[: self.video] if role != "keys")
+
+
+def start_of(parts: Sequence[Axis], index: int) -> Size:
+    """Where a part of a sequence begins."""
+    start: Size = sum(map(axis_size, parts[:index]))
+    return start
+
+
+def match_segments(
+    queries: Sequence[Axis], keys: Sequence[Axis], video_query: int, video_key: int
+) -> tuple[Segment, ...] | None:
+    """Roles of the parts of the keys; None if there are queries that don't stand among the keys in their order."""
+    before = _roles(queries[:video_query], keys[:video_key])
+    after = _roles(queries[video_query + 1 :], keys[video_key + 1 :])
+    if before is None or after is None:
+        return None
+    return (*before, ("video", axis_size(keys[video_key])), *after)
+
+
+def _roles(queries: Sequence[Axis], keys: Sequence[Axis]) -> list[Segment] | None:
+    """Queries beside the video see all keys, so any keys of as many tokens may stand for theirs; here, the same axis."""
+    left = list(queries)
+    out: list[Segment] = []
+    for part in keys:
+        asks = bool(left) and resolve(left[0]) == resolve(part)
+        if asks:
+            left.pop(0)
+        out.append(("context" if asks else "keys", axis_size(part)))
+    return None if left else out
+
+
+class SequenceReader:
+    """Finds which keys are valid, for the attentions of one graph."""
+
+    def __init__(self, view: GraphView) -> None:
+        self.view = view
+        self._prover = MaskProver(view)
+
+    def read(self, site: AttentionSite, segments: tuple[Segment, ...]) -> Tokens | None:
+        """The sequence with what the site's mask says of it; None if the mask may hide video keys."""
+        plain = Tokens(segments)
+        if site.mask is None:
+            return Tokens(merged(segments))
+        start, video = plain.video_query, segments[plain.video][1]
+        sizes = [size for _, size in segments]
+        position = self.view.position[site.node]
+        found = self._prover.prove(site.mask, position, sizes, plain.video, (start, start + video))
+        if found is None:
+            return None
+        if found.hides_nothing:
+            return Tokens(merged(segments))
+        if found.prefixes and _starts_are_known(segments, found.facts):
+            return Tokens(segments, found.facts)
+        return Tokens(merged(segments), mask="additive" if found.additive else "bool")
+
+
+def _starts_are_known(segments: tuple[Segment, ...], facts: Sequence[Fact]) -> bool:
+    """Can lengths be written into the graph? Each counts from a known number, or from the start of its segment."""
+    starts = [
+        sum(size for _, size in segments[:i])
+        for i, (role, _) in enumerate(segments)
+        if role != "video"
+    ]
+    return all(
+        not isinstance(fact, Below) or isinstance(fact.start, int) or same_size(fact.start, start)
+        for fact, start in zip(facts, starts, strict=True)
+    )
+
+
+def merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+    """Neighbours of one role as one segment; sums that are known at run time only are no dimension of any value."""
+    out: list[Segment] = []
+    for role, size in segments:
+        last = out[-1] if out else ("", 0)
+        if last[0] == role and isinstance(size, int) and isinstance(last[1], int):
+            out[-1] = (role, last[1] + size)
+        else:
+            out.append((role, size))
+    return tuple(out)
