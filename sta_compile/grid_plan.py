@@ -168,4 +168,5 @@ def _leaving(inference: GridInference) -> Iterator[GridAxis]:
             found = [inference.proved(part) for axis in dims for part in segments_of(axis)]
             # The last axis of a rope table is no token axis, and made of three as well.
             found += [inference.by_positions(p) for axis in dims[:-1] for p in segments_of(axis)]
-            yield from (grid for grid in found if grid is not None)
+            # A hint is checked in its own graph only.
+            yield from (grid for grid in found if grid is not None and grid.hint is None)

@@ -18,10 +18,21 @@ from typing import Any, Literal
 import torch.fx
 
 from .attention_site import AttentionSite, Order
-from .axes import Atom, Axis, Size, atoms_of, axis_size, resolve, same_size, segments_of
+from .axes import (
+    Atom,
+    Axis,
+    Size,
+    atoms_of,
+    axis_size,
+    factor_size,
+    resolve,
+    same_size,
+    segments_of,
+)
 from .graph_view import is_parameter
 from .hints import Hint, Hints
 from .operator_limits import unsupported
+from .rope_axes import position_axes
 from .segments import SequenceReader, Tokens, match_segments, start_of
 from .token_parts import TokenParts
 from .token_streams import TokenStreams
@@ -64,7 +75,7 @@ class GridAxis:
 
     @property
     def shape(self) -> tuple[Size, Size, Size]:
-        sizes = [f.size for f in self.factors if isinstance(f, Atom)]
+        sizes = [factor_size(f) for f in self.factors]
         frames, rows, cols = [1, *sizes] if len(sizes) == 2 else sizes
         return frames, rows, cols
 
@@ -104,6 +115,7 @@ class GridInference:
         self._returned = {a for node in output.all_input_nodes for a in trace.atoms(node)}
         # declared grids: one tuple of factors per token axis
         self._declared: dict[Axis, Axis] = {}
+        self._positions = position_axes(trace)
         self.streams = TokenStreams(trace)
         self._parts = TokenParts(self.streams)
         self._sequences = SequenceReader(trace.view)
@@ -137,8 +149,8 @@ class GridInference:
         of_latent = [g for g in grids if self._from_latent(site, parts, g)]
         main = self._main(q_axis, parts, of_latent or grids) if grids else None
         if same_axis(q_axis, k_axis):
-            stream = q_axis if main is None else parts[main]
-            if not self.streams.same_stream(site, stream):
+            tokens = parts if main is None else parts[main : main + 1]
+            if not any(self.streams.same_stream(site, part) for part in tokens):
                 return None
         elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
@@ -313,10 +325,12 @@ class GridInference:
         return self._declared.setdefault(resolve(part), tuple(Atom(s) for s in shape))
 
     def by_positions(self, part: Axis) -> GridAxis | None:
+        factors = resolve(part, to_grid=True)
         atoms = _grid_atoms(part)
-        if atoms is None or len(atoms) != 3:
+        three = atoms is not None and len(atoms) == 3
+        if not three and (len(factors) not in (2, 3) or factors not in self._positions):
             return None
-        return GridAxis(part, atoms, "positions of the rope tables")
+        return GridAxis(part, factors, "positions of the rope tables")
 
     def _spread_over(self, latents: list[list[Axis]], atoms: tuple[Atom, ...]) -> bool:
         """Does one latent have each of the atoms as the outermost factor of a dimension of its own?

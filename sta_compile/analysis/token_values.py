@@ -71,7 +71,7 @@ class TokenValues:
         self.trace = trace
         self.view: GraphView = trace.view
         self.grid = resolve(grid)
-        self._atoms = {f for f in self.grid if isinstance(f, Atom)}
+        self._atoms = set(atoms_of(self.grid))
 
     def place(self, node: torch.fx.Node) -> Place | None:
         """Where a value holds the whole grid; for a tuple, where its first such element does, and then not movable."""

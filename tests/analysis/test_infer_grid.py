@@ -109,6 +109,46 @@ def test_positions_of_three_axes_prove_a_grid() -> None:
     assert found.grid.shape == GRID
 
 
+def meshed(*grid: int) -> Tensor:
+    axes = torch.meshgrid(*(torch.arange(n) for n in grid), indexing="ij")
+    return torch.stack(axes, -1).flatten(0, -2).float().sum(-1, keepdim=True)
+
+
+def spread(frames: int, rows: int, cols: int) -> Tensor:
+    """As in Qwen-Image: rows and columns count from the middle, so their axes are made of two parts each."""
+    around = [
+        torch.cat([torch.arange(-(n // 2), 0), torch.arange(n - n // 2)]) for n in (rows, cols)
+    ]
+    pieces = [
+        torch.arange(frames).view(-1, 1, 1, 1),
+        around[0].view(1, -1, 1, 1),
+        around[1].view(1, 1, -1, 1),
+    ]
+    return torch.cat([p.expand(frames, rows, cols, 1) for p in pieces], -1).reshape(-1, 3).float()
+
+
+@pytest.mark.parametrize(
+    ("positions", "grid"),
+    [
+        (lambda: meshed(*GRID), GRID),
+        (lambda: meshed(1, 9, 8), (1, 9, 8)),
+        (lambda: meshed(9, 8), (1, 9, 8)),
+        (lambda: spread(*GRID), GRID),
+        (lambda: spread(1, 9, 8), (1, 9, 8)),
+    ],
+)
+def test_positions_that_a_graph_makes(positions: Any, grid: tuple[int, int, int]) -> None:
+    class Positions(SmallDiT):
+        def forward(self, tokens: Tensor) -> Tensor:
+            table = positions().sum(-1, True).cos()
+            q, k, v = (heads(self.layers[0].q(tokens)) for _ in range(3))
+            return joined(small_dits.attend(q * table, k * table, v))
+
+    found = only(classify(Positions(), torch.randn(2, VIDEO, DIM)))
+    assert found.grid.shape == grid
+    assert found.grid.evidence == "positions of the rope tables"
+
+
 def test_frames_and_positions_in_a_frame_are_no_grid() -> None:
     class Frames(SmallDiT):
         """Only (frames, rows * cols) is told apart: where rows end nobody says."""

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from sta_compile.analysis.graph_view import canonical_name
-from tests.end_to_end.compiled import Options, Variant, compile_variants, relative_error
+from tests.end_to_end.compiled import (
+    Options,
+    RewritingBackend,
+    Variant,
+    compile_variants,
+    relative_error,
+)
 from tests.end_to_end.models import Case, Inputs, Triple
 from tests.end_to_end.oracle import Oracle, window_mask
 from tests.end_to_end.packed_models import FAMILIES, places
@@ -85,6 +91,71 @@ def test_the_check_stands_beside_the_noise_level(above):
     one[1, 2, 5] += 32  # one token of one sample is elsewhere: all samples are dense
     moved = {**mixed, "video_coords": one}
     assert relative_error(variant.run(**moved)[0], case.model(**moved)[0]) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"), [("ltx2", (1, 6, 9)), ("qwen_image", (1, 6, 9)), ("qwen_image", (3, 4, 7))]
+)
+def test_numbers_that_positions_are_made_of_prove_a_grid(name, grid):
+    case = FAMILIES[name].case(2, grid, layers=1)
+    variant = compile_variants(case.model, case.inputs, {"sta": OPTIONS})["sta"]
+    assert [site.name for site in variant.report.replaced] == list(case.sites)
+    assert {(site.grid, site.evidence) for site in variant.report.replaced} == {
+        (grid, "proved by positions of the rope tables")
+    }
+    expected = masked(case, variant, case.inputs)
+    assert relative_error(variant.run(**case.inputs)[0], expected) < TOLERANCE
+    assert comparisons(variant) == 0
+
+
+def test_numbers_of_tokens_that_dynamo_makes_symbolic():
+    """FLUX with dynamic=True has one symbol for all tokens: a hint makes it a number, and others are other graphs."""
+    family = FAMILIES["flux"]
+    case = family.case(1, (3, 4, 7), layers=1)
+    torch._dynamo.reset()
+    sta = RewritingBackend({"sta": OPTIONS})
+    compiled = torch.compile(case.model, backend=sta, fullgraph=True, dynamic=True)
+    for graphs, (grid, text) in enumerate([((3, 4, 7), 7), ((1, 6, 9), 7), ((1, 6, 9), 12)], 1):
+        inputs = family.case(1, grid, layers=1, text=text).inputs
+        found = compiled(**inputs)[0]
+        reports = sta.reports["sta"]
+        assert len(reports) == min(graphs, 2)  # another prompt is no other graph
+        site = reports[-1].replaced[0]
+        assert (site.grid, site.segments[0]) == (grid, ("context", None))
+        with Oracle(
+            case.model, case.sites, window_mask(grid, site.tiles, site.window), text_first=True
+        ):
+            expected = case.model(**inputs)[0]
+        assert relative_error(found, expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["flux", "qwen_image", "ltx2_coords", "minimax"])
+def test_blocks_that_are_compiled_one_by_one(name):
+    """Their rope tables are inputs, which show the grid that nothing else in a block does."""
+    case = FAMILIES[name].case(2, (3, 4, 7), layers=2)
+    torch._dynamo.reset()
+    sta = RewritingBackend({"sta": OPTIONS})
+    blocks = [case.model.get_submodule(site.rpartition(".")[0]) for site in case.sites]
+    for block in blocks:
+        block.compile(backend=sta, fullgraph=True)
+    found = case.model(**case.inputs)[0]
+    turned = (
+        with_positions_of(case, name, (3, 7, 4))
+        if name != "qwen_image"
+        else {**case.inputs, "img_shapes": [[(3, 7, 4)]] * 2}
+    )
+    other = case.model(**turned)[0]
+    graphs = sta.reports["sta"]
+    assert all(len(report.replaced) == 1 for report in graphs)
+    assert all("hinted by values of input" in r.replaced[0].evidence for r in graphs)
+    for block in blocks:
+        block._compiled_call_impl = None
+    site = graphs[0].replaced[0]
+    assert site.grid == (3, 4, 7)
+    mask = window_mask(site.grid, site.tiles, site.window)
+    with Oracle(case.model, case.sites, mask, text_first=case.text_first):
+        assert relative_error(found, case.model(**case.inputs)[0]) < TOLERANCE
+    assert relative_error(other, case.model(**turned)[0]) < TOLERANCE
 
 
 def test_one_check_per_graph():
