@@ -199,10 +199,13 @@ def _output_of(node: torch.fx.Node) -> tuple[torch.fx.Node | None, bool]:
 
 def _unknown(node: torch.fx.Node) -> AttentionSite | None:
     """A call that is attention by its name and its operands, which nothing else is known of."""
-    if node.op != "call_function" or not LOOKS_LIKE.search(target_name(node).split("::")[-1]):
+    name = target_name(node).split("::")[-1]
+    if node.op != "call_function" or not LOOKS_LIKE.search(name):
         return None
     given = [*node.args, *node.kwargs.values()]
     tensors = [a for a in given if is_tensor(a) and fake_value(a).is_floating_point()][:3]
+    if "packed" in name:  # q, k and v, or k and v, in one tensor
+        tensors = (tensors[:2] + tensors[-1:] * 3)[:3] if tensors else []
     shapes = [fake_value(a).shape for a in tensors]
     if len(tensors) < 3 or len({len(s) for s in shapes}) > 1 or len(shapes[0]) not in (3, 4, 5):
         return None

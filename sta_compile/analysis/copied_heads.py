@@ -69,6 +69,8 @@ def _few(node: torch.fx.Node, order: Order) -> _Few | None:
             node = source
             continue
         shapes = _shape(source), _shape(node)
+        if name == "repeat_interleave" and is_tensor(argument(node, 1, "repeats")):
+            return None  # a number for each head
         if name in ("repeat_interleave", "expand", "repeat"):
             copies = _copies_along(shapes, heads)
             in_place = name == "repeat_interleave" or shapes[0][heads] == 1

@@ -10,7 +10,7 @@ there to the second product. What the labels are called says nothing; which of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ class Scores:
     steps: list[torch.fx.Node] = field(default_factory=list)  # from the product to the softmax
     scale: float = 1.0
     mask: torch.fx.Node | None = None
+    mask_step: torch.fx.Node | None = None  # where it is added
     problem: Problem | None = None
 
 
@@ -90,6 +91,10 @@ def _scores(node: Any, left: int = _FARTHEST) -> Scores | None:
     return found
 
 
+_MASK_TURNED = Problem(
+    "its mask is added to scores that are not [batch, heads, queries, keys]",
+    "call torch.nn.functional.scaled_dot_product_attention",
+)
 _MASK_SCALED = Problem("its mask is multiplied by the scale too", "add the mask after the scale")
 
 
@@ -102,7 +107,7 @@ def _product_scores(node: torch.fx.Node) -> Scores:
         if factor is None:
             found.problem = NO_SCALE
         if beta != 0:
-            found.mask = argument(node, 0, "input")
+            found.mask, found.mask_step = argument(node, 0, "input"), node
             if beta != 1:
                 found.problem = _MASK_SCALED
     found.steps.append(node)
@@ -125,7 +130,7 @@ def _with_tensor(node: torch.fx.Node, name: str, left: int) -> Scores | None:
                     "two tensors are added to its scores", "add them up to one mask first"
                 )
             elif others:
-                found.mask = others[0]
+                found.mask, found.mask_step = others[0], node
         elif name in ("mul", "truediv"):
             found.problem = Problem(
                 "its scores are multiplied by a tensor", "multiply the queries by it instead"
@@ -216,14 +221,15 @@ def decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
     product = product_of(scores.product)
     assert product is not None
     roles = product.roles()
-    labels: Labels | None = product.out_labels
-    for step in scores.steps[1:]:
-        labels = None if labels is None else _relabelled(step, labels)
+    labelled = _labels_of(scores.steps, product.out_labels)
+    labels = labelled.get(scores.steps[-1])
     if roles is None or labels is None:
         return None
     keys = labels[dim]
     output = _output(softmax, labels)
     if output is None or keys not in roles[:2]:
+        return None
+    if not all(_constant_along(keys, step, labelled[step]) for step in scores.steps):
         return None
     left, right, summed = roles
     queries = left if keys == right else right
@@ -233,10 +239,32 @@ def decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
         if keys == right
         else (product.right_labels, product.left_labels)
     )
-    site = _Sides(
-        queries, keys, summed, tuple(x for x in q_labels if x in k_labels and x != summed)
-    )
-    return site.site(softmax, scores, output, (q, q_labels), (k, k_labels))
+    shared = tuple(x for x in q_labels if x in k_labels and x != summed)
+    in_order = (*shared, queries, keys)
+    if scores.mask_step is not None and labelled[scores.mask_step] != in_order:
+        scores.problem = _MASK_TURNED
+    sides = _Sides(queries, keys, summed, shared)
+    return sides.site(softmax, scores, output, (q, q_labels), (k, k_labels))
+
+
+def _labels_of(steps: Sequence[torch.fx.Node], labels: Labels) -> dict[torch.fx.Node, Labels]:
+    """The labels of each step's output, from the product on, as far as they can be followed."""
+    found = {steps[0]: labels}
+    for step in steps[1:]:
+        after = _relabelled(step, labels)
+        if after is None:
+            break
+        found[step] = labels = after
+    return found
+
+
+def _constant_along(keys: str, step: torch.fx.Node, labels: Labels) -> bool:
+    """Is what a step subtracts from the scores the same for all keys?"""
+    if canonical_name(step) != "sub":
+        return True
+    maximum = fake_value(argument(step, 1, "other"))
+    place = labels.index(keys) - len(labels) + maximum.dim()
+    return place < 0 or same_size(size_of(maximum.shape[place]), 1)
 
 
 @dataclass(frozen=True)

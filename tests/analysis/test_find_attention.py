@@ -205,6 +205,9 @@ NOT_ATTENTION: dict[str, Attention] = {
     "gate": lambda q, k, v, m: q.softmax(-1) * q,
     "tanh between": lambda q, k, v, m: (q @ k.mT).tanh().softmax(-1) @ v,
     "values over queries": lambda q, k, v, m: v.mT @ (k @ q.mT).softmax(-1),
+    "less the maximum of each key": lambda q, k, v, m: (
+        ((s := q @ k.mT) - s.amax(-2, keepdim=True)).softmax(-1) @ v
+    ),
     "linear attention": lambda q, k, v, m: q.relu() @ (k.relu().mT @ v),
 }
 
@@ -215,6 +218,10 @@ PROBLEMS: dict[str, tuple[str, Attention]] = {
     ),
     "tensor": ("multiplied by a tensor", lambda q, k, v, m: ((q @ k.mT) * m).softmax(-1) @ v),
     "scaled mask": ("mask is", lambda q, k, v, m: ((q @ k.mT + m) * SCALE).softmax(-1) @ v),
+    "mask on turned scores": (
+        "its mask is added to scores that",
+        lambda q, k, v, m: ((k @ q.mT) + m.mT).softmax(-2).mT @ v,
+    ),
     "two masks": ("two tensors", lambda q, k, v, m: (q @ k.mT + m + m).softmax(-1) @ v),
     "masked_fill": (
         "masked by `masked_fill`",

@@ -226,3 +226,22 @@ def test_multihead_attention_that_is_left_alone(
         assert relative_error(variant.run(**inputs), model(**inputs)) < 1e-5
     (site,) = variant.report.refused
     assert reason in site.reason
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_encoder_layers(fast: bool) -> None:
+    """torch's fast path is one operator for the whole layer; without it the attention is replaced."""
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+    model, inputs = Model([layer]), {"latent": latent()}
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(fast)
+    try:
+        with torch.no_grad():
+            variant = compile_variants(model, inputs, {"sta": {**SPARSE, "window": "full"}})["sta"]
+            assert relative_error(variant.run(**inputs), model(**inputs)) < 1e-5
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+    assert len(variant.report.replaced) == (not fast)
+    assert [site.hint for site in variant.report.refused] == (
+        ["call torch.backends.mha.set_fastpath_enabled(False)"] if fast else []
+    )
