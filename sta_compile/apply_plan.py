@@ -49,7 +49,9 @@ def apply_plan(
         masks = MaskNodes(threads)
         grid = _grid_numbers(view, plan, sizes)
         roles = [role for role, _ in plan.sites[0].tokens.segments]
-        copies = insert_layout(view, sizes, plan.layout.conversions, grid, plan.spec(roles))
+        copies = insert_layout(
+            view, sizes, plan.layout.conversions, plan.shift, grid, plan.spec(roles)
+        )
         for found in plan.sites:
             owner = view.owner[found.site.node]
             local = [g if isinstance(g, int) else threads.reach(g, owner) for g in grid]
@@ -70,8 +72,8 @@ def apply_plan(
 
 def _grid_numbers(view: GraphView, plan: GridPlan, sizes: SizeNodes) -> list[Number]:
     """(T, H, W): ints, or nodes of the root graph where the grid stays symbolic."""
-    if plan.grid is not None:
-        return list(plan.grid)
+    if plan.windowed is not None:
+        return list(plan.windowed)
     first = next(n for n in view.nodes if n.op == "output" and view.owner[n] is view.gm)
     numbers: list[Number] = []
     for factor in plan.factors:

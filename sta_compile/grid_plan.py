@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from .analysis.hints import Hint
 from .analysis.infer_grid import GridAxis, GridInference, Refusal, VideoAttention
 from .analysis.propagate_layout import LayoutPlan, propagate_layout
 from .analysis.trace_dims import DimTrace
+from .errors import InvalidOptionError
 from .ir.attention_spec import AttentionSpec, Triple
 from .planning.choose_tiles import Plan, plan_attention
 from .planning.cut_layout import LayoutConflict
@@ -27,6 +28,7 @@ class GridPlan:
     """The attentions over one token axis.
 
     grid: (T, H, W) in tokens and plan: its tiling and window; both None for a grid that stays symbolic.
+    ends: first and last frames that every query sees; `plan` is of the frames between them.
     """
 
     axis: Axis
@@ -36,6 +38,25 @@ class GridPlan:
     plan: Plan | None
     settings: Settings
     layout: LayoutPlan
+    ends: tuple[int, int] = (0, 0)
+
+    @property
+    def windowed(self) -> Triple | None:
+        """The grid without the frames that every query sees."""
+        return None if self.grid is None else _between(self.grid, self.ends)
+
+    @property
+    def shift(self) -> int:
+        """Tokens of the video before the windowed grid."""
+        return 0 if self.grid is None else self.ends[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def kept(self) -> float | None:
+        """Share of the video's (query, key) pairs that is computed."""
+        if self.plan is None or self.grid is None or self.windowed is None:
+            return None
+        windowed, everything = prod(self.windowed), prod(self.grid)
+        return 1 - (1 - self.plan.kept) * (windowed / everything) ** 2
 
     @property
     def exact(self) -> bool:
@@ -62,13 +83,20 @@ class GridPlan:
             roles=tuple(roles), tiles=self.plan.tiling.tiles, window=window, kernel=kernel
         ).text()
 
+    def _evidence(self, site: VideoAttention) -> str:
+        parts = [site.grid.basis]
+        if any(self.ends) and self.settings.always_keep is not None:
+            frames = ", ".join(map(str, self.settings.always_keep))
+            parts.append(f"beside frames that every query sees: {frames}")
+        return ", ".join([*parts, *(["checked on the device"] if self.checked_hint else [])])
+
     def report(self, kernel: str) -> list[ReplacedSite]:
         """One row per attention."""
         plan = self.plan
         return [
             ReplacedSite(
                 name=site.site.name,
-                grid=self.grid,
+                grid=self.windowed,
                 segments=tuple(
                     (role, size if isinstance(size, int) else None)
                     for role, size in site.tokens.segments
@@ -76,12 +104,16 @@ class GridPlan:
                 tiles=plan.tiling.tiles if plan is not None else None,
                 tile=plan.tiling.extents if plan is not None else None,
                 window=plan.window.effective(plan.tiling) if plan is not None else None,
-                kept=plan.kept if plan is not None else None,
+                kept=self.kept,
                 kernel=kernel,
-                evidence=site.grid.basis + (", checked on the device" if self.checked_hint else ""),
+                evidence=self._evidence(site),
             )
             for site in self.sites
         ]
+
+
+def _between(grid: Triple, ends: tuple[int, int]) -> Triple:
+    return grid[0] - sum(ends), grid[1], grid[2]
 
 
 def plan_grids(
@@ -105,12 +137,44 @@ def plan_grids(
             continue
         first = sites[0].grid
         grid = _known(trace.view.gm, first.shape)
+        if grid is None and settings.always_keep is not None and settings.window != "full":
+            refused += [_symbolic(site.site.name) for site in sites]
+            continue
         if grid is not None and prod(grid) < settings.min_tokens:
             refused += [_short(site.site.name, prod(grid), settings) for site in sites]
             continue
-        plan = None if grid is None else plan_attention(grid, settings.window, settings.tile)
-        plans.append(GridPlan(axis, first.factors, tuple(sites), grid, plan, settings, layout))
+        plans.append(_plan(axis, first.factors, sites, grid, settings, layout))
     return plans, refused
+
+
+def _plan(
+    axis: Axis,
+    factors: Axis,
+    sites: Sequence[VideoAttention],
+    grid: Triple | None,
+    settings: Settings,
+    layout: LayoutPlan,
+) -> GridPlan:
+    if grid is None:
+        return GridPlan(axis, factors, tuple(sites), None, None, settings, layout)
+    plan = plan_attention(grid, settings.window, settings.tile)
+    frames = settings.always_keep
+    if frames is None or plan.is_full:  # a full window keeps all frames
+        return GridPlan(axis, factors, tuple(sites), grid, plan, settings, layout)
+    ends = sum(frame >= 0 for frame in frames), sum(frame < 0 for frame in frames)
+    between = _between(grid, ends)
+    if between[0] < 1:
+        raise InvalidOptionError(
+            f"always_keep={{'frames': {list(frames)}}} leaves none of the {grid[0]} frames of a {grid} token grid; "
+            'keep fewer, or pass window="full" for exact attention'
+        )
+    frame = grid[1] * grid[2]
+    kept = [
+        replace(site, tokens=site.tokens.with_ends(ends[0] * frame, ends[1] * frame))
+        for site in sites
+    ]
+    plan = plan_attention(between, settings.window, settings.tile)
+    return GridPlan(axis, factors, tuple(kept), grid, plan, settings, layout, ends)
 
 
 def _known(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Triple | None:
@@ -121,6 +185,15 @@ def _known(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Triple |
         return None
     t, h, w = (_torch.specialise(size, env) for size in shape)
     return (t, h, w)
+
+
+def _symbolic(name: str) -> Refusal:
+    return Refusal(
+        name,
+        "always_keep needs the number of tokens of a frame, and this grid is known only at run time",
+        "don't mark the video's axes dynamic, so that each grid has a graph of its own",
+        by_request=True,
+    )
 
 
 def _short(name: str, tokens: int, settings: Settings) -> Refusal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Reader = Callable[[Any], Any]
@@ -47,6 +47,26 @@ def optional_triple(value: Any) -> tuple[int, int, int] | None:
     if value is None or (isinstance(value, str) and value.strip().lower() in (*_NONE, "auto")):
         return None
     return triple(value)
+
+
+def optional_frames(value: Any) -> tuple[int, ...] | None:
+    """Frames at the start (0, 1, ...) and at the end (..., -1) of {"frames": [0, -1]}; "frames=0,-1" is read as well."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
+        return None
+    if isinstance(value, str):
+        value = [int(part) for part in value.strip().removeprefix("frames=").split(",")]
+    if isinstance(value, Mapping):
+        (name,) = value
+        if name != "frames":
+            raise ValueError
+        value = value[name]
+    frames = sorted(
+        {operator.index(frame) for frame in value}, key=lambda frame: (frame < 0, frame)
+    )
+    leading = sum(frame >= 0 for frame in frames)
+    if frames != [*range(leading), *range(leading - len(frames), 0)]:
+        raise ValueError
+    return tuple(frames) or None
 
 
 def level(value: Any) -> float:

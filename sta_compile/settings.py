@@ -54,6 +54,13 @@ class Settings:
         "The token grid, for graphs that don't show it (regional compile, packed inputs). "
         "None: inferred from the graph.",
     )
+    always_keep: tuple[int, ...] | None = _option(
+        None,
+        read.optional_frames,
+        '{"frames": [0]}: first frames 0, 1, ... and last frames ..., -1, or None',
+        "Latent frames that every query sees and that see everything, such as the given first frame of "
+        "image-to-video; the window is over the others.",
+    )
     dense_above: float | None = _option(
         0.95,
         read.optional_level,

@@ -12,6 +12,7 @@ NAMES = [
     "window",
     "tile",
     "grid",
+    "always_keep",
     "dense_above",
     "dense_below",
     "timestep",
@@ -59,6 +60,11 @@ def test_defaults_are_valid_and_canonical():
         ("strict", "1", True),
         ("strict", "off", False),
         ("kernel", "Reference", "reference"),
+        ("always_keep", {"frames": [0]}, (0,)),
+        ("always_keep", {"frames": [-1, 1, 0]}, (0, 1, -1)),
+        ("always_keep", "frames=0,-1", (0, -1)),
+        ("always_keep", {"frames": []}, None),
+        ("always_keep", "none", None),
     ],
 )
 def test_values_are_read_from_python_and_from_text(name, written, read):
@@ -70,6 +76,12 @@ def test_values_are_read_from_python_and_from_text(name, written, read):
     ("name", "value"),
     [
         ("window", (18, 24)),
+        ("always_keep", {"frames": [1]}),
+        ("always_keep", {"frames": [0, -2]}),
+        ("always_keep", {"tokens": [0]}),
+        ("always_keep", {}),
+        ("always_keep", 0),
+        ("always_keep", "first"),
         ("window", (18, 24, 0)),
         ("window", (18.5, 24, 24)),
         ("window", "half"),

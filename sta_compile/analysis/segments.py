@@ -7,13 +7,13 @@ Queries `[video 60]` over keys `[text 7 | video 60]` are the segments ("keys", 7
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .attention_site import AttentionSite
 from .axes import Axis, Size, axis_size, resolve, same_size
 from .graph_view import GraphView
-from .mask_facts import Below, Fact
+from .mask_facts import TRUE, Below, Fact
 from .prove_mask import MaskProver
 
 Segment = tuple[str, Size]  # role, tokens
@@ -37,10 +37,23 @@ class Tokens:
         """Index of the video segment."""
         return [role for role, _ in self.segments].index("video")
 
-    @property
-    def video_key(self) -> Size:
-        """The video's first key."""
-        return sum(size for _, size in self.segments[: self.video])
+    def with_ends(self, first: int, last: int) -> Tokens:
+        """The same sequence, with so many tokens at the video's ends beside it: every query sees them all."""
+        at = self.video
+        size = self.segments[at][1] - first - last
+        before, after = ([("context", n)] * bool(n) for n in (first, last))
+        segments = (
+            *self.segments[:at],
+            *before,
+            ("video", size),
+            *after,
+            *self.segments[at + 1 :],
+        )
+        if self.lengths is None:
+            return replace(self, segments=merged(segments))
+        valid = (TRUE,) * len(before), (TRUE,) * len(after)
+        lengths = (*self.lengths[:at], *valid[0], *valid[1], *self.lengths[at:])
+        return replace(self, segments=segments, lengths=lengths)
 
     @property
     def video_query(self) -> Size:

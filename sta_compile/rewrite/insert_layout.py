@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch.fx
@@ -17,6 +18,7 @@ def insert_layout(
     view: GraphView,
     sizes: SizeNodes,
     conversions: Sequence[Conversion],
+    shift: int,
     grid: Sequence[int | torch.fx.Node],
     spec: str,
 ) -> dict[tuple[torch.fx.Node, torch.fx.Node], torch.fx.Node]:
@@ -24,6 +26,7 @@ def insert_layout(
 
     Returns the copies by (reader, value): an attention of several nodes reads q only through the copy it is given.
 
+    shift: tokens of the video before those that are reordered.
     grid: (T, H, W), ints or nodes of the root graph; spec: text of an AttentionSpec with the tiling.
     """
     copies = {}
@@ -31,14 +34,23 @@ def insert_layout(
         value = conversion.value
         owner = view.owner[value]
         first = min(conversion.readers, key=view.position.__getitem__)
-        offsets = [sizes.of_size(offset, owner, first) for offset in conversion.offsets]
+        starts = [sizes.of_size(offset, owner, first) for offset in conversion.offsets]
         local = [g if isinstance(g, int) else sizes.threads.reach(g, owner) for g in grid]
         with value.graph.inserting_before(first):
             copy = value
             if conversion.span > 1:
                 ends = (conversion.dim, conversion.dim + conversion.span - 1)
                 copy = add_call(value.graph, "call_method", "flatten", (value, *ends), like=first)
-            for offset in offsets:
+            for start in starts:
+                offset = start
+                if shift:
+                    offset = (
+                        start + shift
+                        if isinstance(start, int)
+                        else add_call(
+                            value.graph, "call_function", operator.add, (start, shift), like=first
+                        )
+                    )
                 copy = emit_tile(
                     value.graph,
                     copy,
