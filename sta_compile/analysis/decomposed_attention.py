@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.fx
 
 from .attention_site import NO_SCALE, AttentionSite, Order, Problem, dropout_of
@@ -32,6 +33,7 @@ from .matrix_products import Labels, Product, batch_labels, moved, product_of
 _CASTS = ("to", "float", "half", "bfloat16", "type", "type_as", "contiguous", "clone")
 _VIEWS = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze")
 _MOVES = ("transpose", "permute", "mT", "movedim")
+_HIDDEN = -1e4  # scores below are those of keys that are not seen
 _FARTHEST = 16  # steps between a product and its softmax
 
 
@@ -125,6 +127,11 @@ def _with_tensor(node: torch.fx.Node, name: str, left: int) -> Scores | None:
         if name == "add":
             if node.kwargs.get("alpha", 1) != 1:
                 found.problem = _MASK_SCALED
+            elif others and not fake_value(others[0]).is_floating_point():
+                found.problem = Problem(
+                    "a tensor that is not floating point is added to its scores",
+                    "add 0 and -inf, or give a boolean mask to scaled_dot_product_attention",
+                )
             elif others and found.mask is not None:
                 found.problem = Problem(
                     "two tensors are added to its scores", "add them up to one mask first"
@@ -136,12 +143,29 @@ def _with_tensor(node: torch.fx.Node, name: str, left: int) -> Scores | None:
                 "its scores are multiplied by a tensor", "multiply the queries by it instead"
             )
         else:
-            found.problem = Problem(
-                f"its scores are masked by `{name}`",
-                "give the mask to torch.nn.functional.scaled_dot_product_attention",
-            )
+            mask = _visible(node, name, operand)
+            if mask is None or found.mask is not None:
+                found.problem = Problem(
+                    f"its scores are masked by `{name}`",
+                    "give the mask to torch.nn.functional.scaled_dot_product_attention",
+                )
+            found.mask, found.mask_step = mask, node
         return found
     return None
+
+
+def _visible(node: torch.fx.Node, name: str, scores: torch.fx.Node) -> torch.fx.Node | None:
+    """The boolean mask that leaves scores as they are where it is True, and hides the others."""
+    if name == "where":
+        mask, kept, fill = (*node.args, None, None)[:3]
+    else:  # masked_fill(scores, ~mask, fill)
+        kept, hidden, fill = node.args[0], argument(node, 1, "mask"), argument(node, 2, "value")
+        negated = canonical_name(hidden) == "logical_not" if is_tensor(hidden) else False
+        mask = hidden.args[0] if negated else None
+    number = number_of(fill)
+    if kept is not scores or number is None or number > _HIDDEN or not is_tensor(mask):
+        return None
+    return mask if fake_value(mask).dtype == torch.bool else None  # type: ignore[return-value]
 
 
 def _is_maximum_of(node: Any, scores: Any) -> bool:

@@ -19,7 +19,7 @@ from .attention_site import AttentionSite, Problem
 from .chunked_attention import merge_chunks
 from .copied_heads import without_copied_heads
 from .decomposed_attention import decomposed
-from .graph_view import GraphView, canonical_name, is_inplace
+from .graph_view import GraphView, argument, canonical_name, is_inplace
 from .hidden_attention import hidden_attention
 from .multihead_attention import multihead_attention
 from .token_values import storage_of, written_storages
@@ -59,7 +59,8 @@ def _settled(view: GraphView, site: AttentionSite, written: Written) -> Attentio
     if not site.steps or not memory or site.problem is not None:
         return site
     private = memory - {s for n in view.nodes if n not in steps for s in storage_of(n)}
-    if _written_meanwhile(view, site, steps, memory, private, written):
+    meanwhile = _written_meanwhile(view, site, steps, memory, private, written)
+    if meanwhile or _mask_written(view, site, written):
         return replace(
             site,
             problem=Problem(
@@ -68,6 +69,16 @@ def _settled(view: GraphView, site: AttentionSite, written: Written) -> Attentio
             ),
         )
     return replace(site, private=frozenset(n for n in steps if is_inplace(n)))
+
+
+def _mask_written(view: GraphView, site: AttentionSite, written: Written) -> bool:
+    """Is a mask written after its negation, which hid keys in one of the steps, was made of it?"""
+    negations = [argument(n, 1, "mask") for n in site.steps if canonical_name(n) == "masked_fill"]
+    if site.mask is None or not negations:
+        return False
+    first, last = min(map(view.position.__getitem__, negations)), view.position[site.node]
+    writes = [w for storage in storage_of(site.mask) for w in written.get(storage, ())]
+    return any(first < view.position[write] <= last for write in writes)
 
 
 def _written_meanwhile(

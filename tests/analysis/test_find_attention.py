@@ -46,6 +46,13 @@ def written_between(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
     return scores.softmax(-1) @ v + q.sum()
 
 
+def mask_written_after(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
+    seen = m > 0
+    hidden = ~seen
+    seen.fill_(True)
+    return (q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+
+
 def scaled_behind_its_back(q: Tensor, k: Tensor, v: Tensor, m: Tensor) -> Tensor:
     scores = q @ k.mT
     scores.mul_(2)
@@ -89,6 +96,10 @@ SPELLINGS: dict[str, Attention] = {
     ),
     "in place": lambda q, k, v, m: (q @ k.mT).mul_(SCALE).softmax(-1) @ v,
     "mask added in place": lambda q, k, v, m: (q @ k.mT).mul_(SCALE).add_(m).softmax(-1) @ v,
+    "mask by masked_fill": lambda q, k, v, m: (
+        (q @ k.mT * SCALE).masked_fill(~(m > 0), -math.inf).softmax(-1) @ v
+    ),
+    "mask by where": lambda q, k, v, m: torch.where(m > 0, q @ k.mT, -1e9).softmax(-1) @ v,
     "einsum": lambda q, k, v, m: torch.einsum(
         "bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).softmax(-1), v
     ),
@@ -222,6 +233,10 @@ PROBLEMS: dict[str, tuple[str, Attention]] = {
         "its mask is added to scores that",
         lambda q, k, v, m: ((k @ q.mT) + m.mT).softmax(-2).mT @ v,
     ),
+    "boolean": (
+        "not floating point",
+        lambda q, k, v, m: (q @ k.mT + (m > 0)).softmax(-1) @ v,
+    ),
     "two masks": ("two tensors", lambda q, k, v, m: (q @ k.mT + m + m).softmax(-1) @ v),
     "masked_fill": (
         "masked by `masked_fill`",
@@ -229,9 +244,10 @@ PROBLEMS: dict[str, tuple[str, Attention]] = {
     ),
     "where": (
         "masked by `where`",
-        lambda q, k, v, m: torch.where(m > 0, q @ k.mT, -9e9).softmax(-1) @ v,
+        lambda q, k, v, m: torch.where(m > 0, q @ k.mT, -1).softmax(-1) @ v,
     ),
     "written": ("written in place", written_between),
+    "mask written": ("written in place", mask_written_after),
     "scaled behind its back": ("written in place", scaled_behind_its_back),
     "beta": (
         "mask is",

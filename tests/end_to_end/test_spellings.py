@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.end_to_end.spelled import check, refusals
-from tests.end_to_end.tiny import Attend
+from tests.end_to_end.spelled import check, check_models, latent, refusals, spelled
+from tests.end_to_end.tiny import Attend, TinyVideo, valid
 
 Mask = Tensor | None
 SCALE = 1 / math.sqrt(8)
@@ -201,6 +201,26 @@ def part_left_out(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
 @pytest.mark.parametrize("attend", [out_of_order, part_left_out])
 def test_chunks_that_are_not_the_queries_in_order(attend: Attend) -> None:
     assert all("part of the video" in reason for reason in refusals([attend]))
+
+
+def filled(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    return (q @ k.mT * SCALE).masked_fill(~mask, -torch.inf).softmax(-1) @ v
+
+
+def where(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    return torch.where(mask, q @ k.mT * SCALE, torch.finfo(q.dtype).min).softmax(-1) @ v
+
+
+def added(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    bias = torch.zeros_like(mask, dtype=q.dtype).masked_fill(~mask, -torch.inf)
+    return (bias + q @ k.mT * SCALE).softmax(-1) @ v
+
+
+def test_masks_over_the_text() -> None:
+    attends = [filled, where, added]
+    model, twin = spelled(attends), TinyVideo(layers=len(attends))
+    text, lengths = torch.randn(2, 7, 16), valid(7, 4, of=7)
+    check_models(model, twin, twin.sites, latent=latent(), text=text, valid=lengths)
 
 
 def hidden(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
