@@ -82,7 +82,7 @@ def _grid_numbers(view: GraphView, plan: GridPlan, sizes: SizeNodes) -> list[Num
         if node is None:
             raise LookupError(f"no value of the graph has the grid axis {size} by itself")
         numbers.append(node)
-    return numbers if len(numbers) == 3 else [1, *numbers]
+    return plan.sites[0].grid.in_place(numbers)
 
 
 def _dense_flags(

@@ -9,7 +9,7 @@ order; the mask is absent or leaves all keys of the video to its queries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from .axes import (
     same_size,
     segments_of,
 )
-from .graph_view import is_parameter
+from .graph_view import canonical_name, is_parameter
 from .hints import Hint, Hints
 from .operator_limits import unsupported
 from .rope_axes import position_axes
@@ -56,7 +56,10 @@ class Refusal:
 
 @dataclass(frozen=True, eq=False)
 class GridAxis:
-    """A token axis that is a grid, and its factors: frames (or none), rows and columns, outermost first."""
+    """A token axis that is a grid, and its factors: frames, rows and columns, outermost first.
+
+    ones: which of the three have one position and so no factor; (0,) is an image.
+    """
 
     axis: Axis
     factors: Axis
@@ -64,6 +67,7 @@ class GridAxis:
     kind: Literal["proved", "declared", "hinted"] = "proved"
     hint: Hint | None = None
     contradicts: tuple[int, int, int] | None = None  # a declared grid of as many tokens
+    ones: tuple[int, ...] = (0,)
 
     @property
     def basis(self) -> str:
@@ -75,9 +79,14 @@ class GridAxis:
 
     @property
     def shape(self) -> tuple[Size, Size, Size]:
-        sizes = [factor_size(f) for f in self.factors]
-        frames, rows, cols = [1, *sizes] if len(sizes) == 2 else sizes
+        frames, rows, cols = self.in_place([factor_size(f) for f in self.factors])
         return frames, rows, cols
+
+    def in_place(self, numbers: Sequence[Any]) -> list[Any]:
+        """One number per factor -> (frames, rows, cols)."""
+        rest = iter(numbers)
+        alone = self.ones if len(numbers) < 3 else ()
+        return [1 if axis in alone else next(rest) for axis in range(3)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,15 +310,26 @@ class GridInference:
             return None
         hint = self.hints.by_atom.get(atoms[-1])
         if hint is not None:
-            return GridAxis(part, atoms, hint.evidence, "hinted", hint)
+            ones = tuple(i for i, n in enumerate(hint.positions.grid) if n == 1)
+            return GridAxis(part, atoms, hint.evidence, "hinted", hint, ones=ones)
         origin = next((a.origin for a in atoms if a.origin), "")
         if origin and all(a.origin for a in atoms[-2:]):
-            return GridAxis(part, atoms, origin)
+            return GridAxis(part, atoms, origin, ones=self._ones(atoms))
         if self._spread_over(self._inputs, atoms):
             return GridAxis(part, atoms, "reshape patchify")
         if self._spread_over(self._outputs, atoms):
             return GridAxis(part, atoms, "unpatchify")
         return None
+
+    def _ones(self, atoms: tuple[Atom, ...]) -> tuple[int, ...]:
+        """Which of frames, rows and columns a 3-D convolution made no factor for, since there is one of them."""
+        for node in self.trace.view.nodes if len(atoms) == 2 else ():
+            dims = self.trace.dims(node) if canonical_name(node) == "conv3d" else None
+            held = [resolve(axis, to_grid=True) for axis in (dims or ())[-3:]]
+            ones = tuple(i for i, axis in enumerate(held) if not axis)
+            if len(ones) == 1 and sum((axis for axis in held), ()) == atoms:
+                return ones
+        return (0,)
 
     def _of_call(self, part: Axis) -> GridAxis | None:
         size = axis_size(part)

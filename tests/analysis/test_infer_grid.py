@@ -208,13 +208,24 @@ def test_a_proved_grid_beats_a_declared_one_and_says_so() -> None:
     assert f"grid 3x4x6: {basis}" in str(result.report)
 
 
-@pytest.mark.parametrize("text", [(0, 5), (5, 0), (2, 3), (1, 4)])
+@pytest.mark.parametrize("grid", [(5, 1, 6), (5, 6, 1), (1, 5, 6)])
+def test_an_axis_of_one_position_is_told_by_the_convolution(grid: tuple[int, int, int]) -> None:
+    class Thin(SmallDiT):
+        def forward(self, latent: Tensor) -> Tensor:
+            return self.layers[0](self, conv3d_patchify(self, latent))
+
+    t, h, w = grid
+    found = only(classify(Thin(rope=no_rope), torch.randn(2, 4, t, 2 * h, 2 * w)))
+    assert found.grid.shape == grid
+
+
+@pytest.mark.parametrize("text", [(0, 5), (5, 0), (2, 3), (1, 4), (1, 0), (0, 1)])
 @pytest.mark.parametrize("turn", [rope, no_rope])
 def test_text_beside_the_video(text: tuple[int, int], turn: Any) -> None:
     model = SmallDiT(text=text, rope=turn, layers=2)
-    args = inputs(2, TEXT)
-    result = compiled(model, *args)
     before, after = text
+    args = inputs(2, before + after)
+    result = compiled(model, *args)
     segments = [("context", before)] * bool(before) + [("video", VIDEO)]
     segments += [("context", after)] * bool(after)
     assert [site.segments for site in result.report.replaced] == [tuple(segments)] * 2
