@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import sta_compile
 from sta_compile.analysis.graph_view import canonical_name
 from tests.end_to_end.compiled import (
     Options,
@@ -156,6 +157,22 @@ def test_blocks_that_are_compiled_one_by_one(name):
     with Oracle(case.model, case.sites, mask, text_first=case.text_first):
         assert relative_error(found, case.model(**case.inputs)[0]) < TOLERANCE
     assert relative_error(other, case.model(**turned)[0]) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_through_inductor():
+    case = FAMILIES["ltx_coords"].case(1, (3, 4, 7), layers=1)
+    options = {**OPTIONS, "min_tokens": 0, "dense_above": None}
+    torch._dynamo.reset()
+    compiled = torch.compile(case.model, backend="sta", fullgraph=True, options=options)
+    found = compiled(**case.inputs)[0]
+    (site,) = sta_compile.reports()[-1].replaced
+    mask = window_mask(site.grid, site.tiles, site.window)
+    with Oracle(case.model, case.sites, mask):
+        assert relative_error(found, case.model(**case.inputs)[0]) < TOLERANCE
+    turned = with_positions_of(case, "ltx_coords", (3, 7, 4))
+    assert relative_error(compiled(**turned)[0], case.model(**turned)[0]) < TOLERANCE
+    assert len(sta_compile.reports()) == 1
 
 
 def test_one_check_per_graph():
