@@ -61,7 +61,17 @@ def _unknown_parts(inference: GridInference, site: AttentionSite) -> list[Axis]:
         return []
     parts = segments_of(axis)
     known = any(inference.grid_of(part) is not None for part in parts)
-    return [] if known else [part for part in parts if part]
+    return [] if known else [whole for part in parts for whole in _sliced_from(part) if whole]
+
+
+def _sliced_from(part: Axis) -> tuple[Axis, ...]:
+    """The segments of the axis that a segment is a slice of: [text, video] of which the video is cut off by a number."""
+    while len(part) == 1 and isinstance(part[0], Atom) and part[0].slice_of is not None:
+        parts = segments_of(part[0].slice_of[0])
+        if len(parts) > 1:
+            return parts
+        part = parts[0]
+    return (part,)
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,6 +96,22 @@ def test_segments_of_a_token_axis(table, before, after, dynamic):
     assert found.tokens.segments == (*sizes, *[("context", after)] * bool(after))
 
 
+def test_a_slice_of_the_positions():
+    """Cosmos 3: the video's queries are rows 5.. of a packed sequence, and ask all of its rows."""
+
+    class Sliced(Packed):
+        def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+            turn = self.proj(positions.float())
+            q = heads(self.q(tokens[:, TEXT:])) * turn[TEXT:]
+            return joined(sdpa(q, heads(self.k(tokens)) * turn, heads(self.v(tokens))))
+
+    positions = torch.cat([torch.arange(TEXT)[:, None].expand(-1, 3), ids(start=TEXT)])
+    (found,) = answers((tokens(len(positions)), positions), Sliced())
+    assert isinstance(found, VideoAttention)
+    assert found.grid.basis == "hinted by values of input positions"
+    assert found.tokens.segments == (("keys", TEXT), ("video", VIDEO))
+
+
 def test_inputs_that_agree_are_read_and_the_narrowest_is_checked():
     (found,) = answers((tokens(), ids(), table(ids())))
     assert found.grid.hint.name == "table"
