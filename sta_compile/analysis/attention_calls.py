@@ -212,5 +212,10 @@ def _unknown(node: torch.fx.Node) -> AttentionSite | None:
     if not same_size(*(size_of(s[-1]) for s in shapes[:2])):
         return None
     problem = Problem(f"its attention is `{target_name(node)}`, which is not known", _SET_NATIVE)
+    if is_known_call(node):
+        problem = Problem(
+            f"`{name}` of tensors with {len(shapes[0])} dimensions",
+            "call attention on [batch, heads, tokens, head_dim]",
+        )
     q, k, v = (cast(torch.fx.Node, tensor) for tensor in tensors)
     return AttentionSite(node, q, k, v, 1.0, module_path(node), problem=problem, opaque=True)

@@ -171,9 +171,14 @@ def unknown(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     return torch.ops.stubs.block_attn(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 
+def five_dimensions(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    return F.scaled_dot_product_attention(*(x[:, None] for x in (q, k, v)))[:, 0]
+
+
 @pytest.mark.parametrize(
     ("attend", "reason"),
     [
+        (five_dimensions, "`scaled_dot_product_attention` of tensors with 5 dimensions"),
         (causal, "causal attention"),
         (sliding, "`flash_attn::_flash_attn_forward` with `window_size_left`"),
         (reading_sums, "its log-sum-exp is read too"),
