@@ -35,6 +35,9 @@ def lower_bound(view: GraphView, node: Any) -> Size | None:
     if not isinstance(node, torch.fx.Node):
         return None
     value = fake_value(node)
+    if canonical_name(node) == "item":
+        of_tensor = lower_bound(view, node.args[0])
+        return size_of(value) if of_tensor is None else of_tensor
     if isinstance(value, (int, torch.SymInt)):
         return size_of(value)
     if not is_tensor(node) or value.dtype not in EXACT or _is_written(view, node):

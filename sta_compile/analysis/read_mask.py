@@ -6,6 +6,7 @@ as well: 0 shows a key, -1e4 or less hides it.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from .mask_spans import (
     Spans,
     at_most,
     concatenated,
+    index_items,
     labels,
     moved,
     of_operand,
@@ -107,10 +109,23 @@ class MaskReader:
             return self.read(write, spans, test, position + 1)
         _, index, value = write.args
         sizes = sizes_of(node)
-        old = self.read(node, spans, test, position)
         region = written_region(index, sizes)
         if region is None:
             return None
+        for dim, (span, (start, stop, _)) in enumerate(zip(spans, region, strict=True)):
+            cuts = _cuts(span, start, stop) if span.label == "b" else []
+            if cuts:  # some of the samples are written
+                parts = (
+                    Span("b", a, b)
+                    for a, b in pairwise([span.start, *cuts, span.stop])  # type: ignore[list-item]
+                )
+                facts = [
+                    self.read(node, (*spans[:dim], part, *spans[dim + 1 :]), test, position + 1)
+                    for part in parts
+                ]
+                return either_of(facts, {"b"})
+        least = self._least_stops(index, region)
+        old = self.read(node, spans, test, position)
         apart = [
             at_most(span.stop, start) or at_most(stop, span.start)
             for span, (start, stop, _) in zip(spans, region, strict=True)
@@ -125,10 +140,18 @@ class MaskReader:
         new = self.read(value, self._of_value(value, tuple(inside)), test, position)
         mixed = {
             span.label
-            for span, (start, stop, _) in zip(spans, region, strict=True)
-            if not (at_most(start, span.start) and at_most(span.stop, stop))
+            for span, (start, stop, _), sure in zip(spans, region, least, strict=True)
+            if not at_most(start, span.start)
+            or not (at_most(span.stop, stop) or (sure is not None and at_most(span.stop, sure)))
         }
         return either_of((old, new), mixed) if mixed else new
+
+    def _least_stops(self, index: Any, region: list[tuple[Size, Size, bool]]) -> list[Size | None]:
+        """What the ends of a written region are at least, where they are lengths that depend on data."""
+        items = index_items(index, len(region)) or []
+        return [
+            lower_bound(self.view, item.stop) if isinstance(item, slice) else None for item in items
+        ]
 
     def _of_value(self, value: Any, spans: Spans) -> Spans:
         return of_operand(value, spans) if is_tensor(value) else spans
@@ -325,6 +348,13 @@ class MaskReader:
         if isinstance(fact, Below):
             return Below(fact.limit, fact.start, True)
         return FALSE if fact == TRUE else TRUE
+
+
+def _cuts(span: Span, start: Size, stop: Size) -> list[int]:
+    """Where a span is cut by start .. stop, strictly inside; none if that isn't known."""
+    if not all(isinstance(n, int) for n in (span.start, span.stop, start, stop)):
+        return []
+    return [n for n in (start, stop) if isinstance(n, int) and span.start < n < span.stop]
 
 
 def _leaf(node: torch.fx.Node, spans: Spans, test: Test) -> Seen | None:

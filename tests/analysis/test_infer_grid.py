@@ -21,7 +21,6 @@ from tests.analysis import small_dits
 from tests.analysis.small_dits import (
     DIM,
     GRID,
-    TEXT,
     VIDEO,
     H,
     SmallDiT,

@@ -106,6 +106,18 @@ GIVEN: dict[str, Mask] = {
     "equal to one": lambda valid: some(valid).int() == 1,
     "transposed": lambda valid: some(valid).T[:, None, :].permute(2, 1, 0)[:, None],
 }
+
+
+def sample_by_sample(valid: Tensor) -> Tensor:
+    """As FramePack writes it."""
+    mask = torch.zeros(2, S, dtype=torch.bool)
+    lengths = E + valid.sum(1, dtype=torch.int)
+    for i in range(2):
+        mask[i, : lengths[i]] = True
+    return mask
+
+
+GIVEN["sample by sample"] = sample_by_sample
 DOUBTFUL: dict[str, Mask] = {
     "data": lambda valid: torch.cat([valid[:, :1].expand(-1, E), valid], 1),
     "over video": lambda valid: keys(valid) % 2 == 0,
@@ -128,6 +140,15 @@ DOUBTFUL: dict[str, Mask] = {
     "written over": lambda valid: _written(valid, slice(0, 2)),
     "written in a row": lambda valid: _written(valid, 1),
 }
+
+
+def one_sample(valid: Tensor) -> Tensor:
+    mask = torch.zeros(2, S, dtype=torch.bool)
+    mask[1, : E + valid[1].sum()] = True
+    return mask
+
+
+DOUBTFUL["one sample"] = one_sample
 
 
 def _written(valid: Tensor, rows: Any) -> Tensor:
