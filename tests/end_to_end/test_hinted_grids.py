@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.compiler import nested_compile_region
 
 import sta_compile
 from sta_compile.analysis.graph_view import canonical_name
@@ -157,6 +158,23 @@ def test_blocks_that_are_compiled_one_by_one(name):
     with Oracle(case.model, case.sites, mask, text_first=case.text_first):
         assert relative_error(found, case.model(**case.inputs)[0]) < TOLERANCE
     assert relative_error(other, case.model(**turned)[0]) < TOLERANCE
+
+
+def test_blocks_that_are_nested_regions():
+    """One check in the graph around them, whose answer every call of their body is given."""
+    case, plain = (FAMILIES["ltx_coords"].case(2, (3, 4, 7), layers=3) for _ in range(2))
+    block = type(case.model.transformer_blocks[0])
+    region = type("Region", (block,), {"forward": nested_compile_region(block.forward)})
+    for each in case.model.transformer_blocks:
+        each.__class__ = region
+    variant = compile_variants(case.model, case.inputs, {"sta": OPTIONS})["sta"]
+    (site,) = variant.report.replaced
+    assert comparisons(variant) == 3
+    with Oracle(plain.model, plain.sites, window_mask(site.grid, site.tiles, site.window)):
+        expected = plain.model(**case.inputs)[0]
+    assert relative_error(variant.run(**case.inputs)[0], expected) < TOLERANCE
+    turned = with_positions_of(plain, "ltx_coords", (3, 7, 4))
+    assert relative_error(variant.run(**turned)[0], plain.model(**turned)[0]) < TOLERANCE
 
 
 @pytest.mark.slow
