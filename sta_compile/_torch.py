@@ -8,6 +8,7 @@
 | `torch._inductor.custom_graph_pass.CustomGraphPass` | 2.11, 2.13 |
 | `torch._C._functorch.is_batchedtensor` | 2.11, 2.13 |
 | `torch._logging.trace_structured` | 2.11, 2.13 |
+| `torch._C._dynamo.eval_frame.reset_code`, `_debug_get_cache_entry_list` | 2.13 |
 | `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11, 2.13 |
 | `torch._C._functorch.is_functorch_wrapped_tensor` | 2.11, 2.13 |
 """
@@ -175,6 +176,37 @@ def root_module() -> torch.nn.Module | None:
             found = frame.f_locals.get("self", found)
         frame = frame.f_back  # type: ignore[assignment]
     return getattr(found, "_orig_mod", found)
+
+
+def forget_skipped(model: torch.nn.Module) -> None:
+    """Lets Dynamo look again at forwards that it gave up (a graph break in a loop) under other settings.
+
+    Code that it has compiled for someone is left alone.
+    """
+    from torch._C._dynamo.eval_frame import reset_code
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    for kind in {type(module) for module in model.modules()}:
+        function: Any = kind.forward
+        while function is not None:
+            code = getattr(function, "__code__", None)
+            if code is not None and not _debug_get_cache_entry_list(code):
+                reset_code(code)
+            function = getattr(function, "__wrapped__", None)
+
+
+def is_whole_forward() -> bool:
+    """Is the frame that is being compiled a call of the outermost module, and not of a part of it?"""
+    import sys
+
+    frame = sys._getframe(1)
+    call = torch.nn.Module._call_impl.__code__
+    called = set()
+    while frame is not None:
+        if frame.f_code is call:
+            called.add(id(frame.f_locals.get("self")))
+        frame = frame.f_back  # type: ignore[assignment]
+    return len(called) < 2
 
 
 def names_of_positional_arguments() -> dict[str, str]:

@@ -37,7 +37,7 @@ def sta(
     from . import _torch, model_call, warn_once
     from ._guards import install_config_guard, install_convention_guard, install_grids_guard
     from .report import record
-    from .rewrite.add_input import copy_for_inputs, example_of
+    from .rewrite.add_input import example_of, take_over
     from .settings import OPTIONS, Settings
     from .warm_kernels import warm_kernels
 
@@ -45,21 +45,24 @@ def sta(
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model, call = model_call.root_module(), model_call.current()
     at_break = _torch.ends_at_graph_break(gm)
-    if call is not None and call.grids():
-        gm = copy_for_inputs(gm)
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if call is not None and report.lacks_grid and call.ask_prefix():
-        gm, report = rewrite_for_device(copy_for_inputs(gm), example_inputs, settings, call=call)
+        gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if report.replaced:
         with report.stage("build kernels"):
             warm_kernels(gm)
     flags = example_of(gm)
+    if flags is not None:
+        gm = take_over(gm)
     if report.replaced and settings.noise == "auto" and report.noise.needed and flags is None:
         install_convention_guard(settings.timestep)
     if (call is not None and call.grids()) or report.lacks_grid:
         install_grids_guard()
+    if not report.replaced and not report.refused and not _torch.is_whole_forward():
+        report.reason = "this graph is a part of the model, and has no attention over video tokens"
+        report.hint = "compile by sta_compile.compile(model), which keeps the model whole, or tells its parts what they need"
     record(report)
-    warn_once.say(report, model, at_break)
+    warn_once.say(report, model, silent=at_break or call is not None)
     compiled = _torch.compile_with_inductor(
         gm,
         [*example_inputs, *([] if flags is None else [flags])],

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from . import _torch
 from .denoisers import denoisers_of, modules_of, unets_of
 from .errors import StaError
 from .model_call import calling
@@ -27,6 +28,7 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_RECOMPILES = 64
 
 
 def compile(
@@ -73,6 +75,7 @@ def compile(
         source = _Scheduler(scheduler, None if name == "" else pipe_or_model)
         run = CompiledModel(parts[name], mine, source, fullgraph, dynamic, regions)
         parts[name]._compiled_call_impl = run
+        _torch.forget_skipped(parts[name])
     return pipe_or_model
 
 
@@ -149,9 +152,15 @@ class _Scheduler:
 
 
 def _capture_sizes() -> Any:
-    """Sizes that depend on data (valid tokens of a prompt) are captured rather than breaking the graph."""
+    """Sizes that depend on data (valid tokens of a prompt) are captured rather than breaking the graph.
+
+    Modules that are compiled one by one share the code of `nn.Module.__call__`, each with entries of its own, so the
+    limit beyond which Dynamo gives up is higher.
+    """
     return torch._dynamo.config.patch(
-        capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
+        capture_dynamic_output_shape_ops=True,
+        capture_scalar_outputs=True,
+        recompile_limit=max(_RECOMPILES, torch._dynamo.config.recompile_limit),
     )
 
 

@@ -176,8 +176,8 @@ def _nothing(sites: int, refused: Sequence[Refusal]) -> tuple[str, str]:
         return "its attention is not self-attention over video tokens", "nothing to do"
     return (
         "it has no attention in this graph",
-        "if the model has attention, a graph break or a custom operator hides it: try fullgraph=True, and attention "
-        "through torch.nn.functional.scaled_dot_product_attention",
+        "if the model has attention, a graph break or a custom operator hides it: compile by sta_compile.compile(model), "
+        "and call attention through torch.nn.functional.scaled_dot_product_attention",
     )
 
 

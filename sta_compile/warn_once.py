@@ -10,22 +10,21 @@ import torch
 
 from .report import Report
 
-_said: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_said: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()  # replaced?
 _functions_said: set[str] = set()
 
 
-def say(report: Report, model: torch.nn.Module | None, at_graph_break: bool) -> None:
-    """Warns unless this model was spoken of already.
+def say(report: Report, model: torch.nn.Module | None, silent: bool) -> None:
+    """Warns unless this model was spoken of already; that nothing was replaced may be followed by what was.
 
-    A graph that ends at a graph break and holds no attention says nothing of the model: its attention may be in the
-    graphs that follow.
+    silent: a graph without attention says nothing of its model, whose attention may be in the graphs that follow.
     """
-    if at_graph_break and not report.replaced and not report.refused:
+    if silent and not report.replaced and not report.refused:
         return
     if model is not None:
-        if model in _said:
+        if model in _said and (_said[model] or not report.replaced):
             return
-        _said.add(model)
+        _said[model] = bool(report.replaced)
     else:
         text = report.summary()
         if text in _functions_said:
@@ -36,8 +35,8 @@ def say(report: Report, model: torch.nn.Module | None, at_graph_break: bool) -> 
 
 def say_for_another(report: Report, model: torch.nn.Module) -> None:
     """For a model that runs what was compiled for another of its class: the same is true of it."""
-    if report.replaced and model not in _said:
-        _said.add(model)
+    if report.replaced and not _said.get(model):
+        _said[model] = True
         _warn(report.summary())
 
 

@@ -170,8 +170,8 @@ def _nothing_chosen(
     return NoTimestep(
         "this graph embeds no timestep (it starts after the embedding, as the blocks of a regional "
         "compile and the graphs after a graph break do)",
-        "compile the whole model (fullgraph=True shows what breaks it), or pass dense_above=None to "
-        "have no dense steps",
+        "compile by sta_compile.compile(model), which tells all graphs the timestep, or pass dense_above=None to have "
+        "no dense steps",
     )
 
 

@@ -288,7 +288,7 @@ class GridInference:
             site.name,
             f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its "
             "frames, rows and columns",
-            "if they are video, compile the whole model instead of its blocks, or pass "
+            "if they are video, sta_compile.compile(model) tells its blocks the grid; or pass "
             "options={'grid': (frames, rows, cols)}",
             over_grid=False,
         )

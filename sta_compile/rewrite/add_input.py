@@ -3,7 +3,7 @@
     flags = add_flags(gm, batch=2, device)      placeholder sta_dense, bool [2]
     example_of(gm)                              a tensor like it for the compile; None where nothing was added
 
-Dynamo looks up a source for each placeholder of its own module, so such a graph has to be a copy (`copy_for_inputs`).
+Dynamo looks up an argument for each placeholder of its own module, so the graph to compile is a copy (`take_over`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,6 @@ from .. import _torch
 from .fake_values import VALUE, fake_mode_of
 
 NAME = "sta_dense"
-
-
-def copy_for_inputs(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A module with a copy of the graph, whose nodes keep their values and sources; bodies are shared."""
-    return _torch.copy_graph_module(gm)
 
 
 def add_flags(gm: torch.fx.GraphModule, batch: int, device: torch.device) -> torch.fx.Node:
@@ -34,6 +29,20 @@ def add_flags(gm: torch.fx.GraphModule, batch: int, device: torch.device) -> tor
     )
     _torch.set_source(node, NAME)
     return node
+
+
+def take_over(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A module with a copy of the graph; the given one, which is Dynamo's, loses the added input and is of no more use."""
+    twin = _torch.copy_graph_module(gm)
+    first, added = None, None
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            first, added = first or node, node
+    assert added is not None
+    assert first is not None
+    added.replace_all_uses_with(first)
+    gm.graph.erase_node(added)
+    return twin
 
 
 def example_of(gm: torch.fx.GraphModule) -> torch.Tensor | None:

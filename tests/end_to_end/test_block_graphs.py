@@ -1,0 +1,152 @@
+"""Models that Dynamo compiles block by block: the grid and the dense flags come from the call around the blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import sta_compile
+from tests.end_to_end.compiled import relative_error
+from tests.end_to_end.models import FAMILIES, Case
+from tests.end_to_end.oracle import Oracle, window_mask
+from tests.end_to_end.tiny import SPARSE
+
+GRID = (3, 6, 8)
+OPTIONS = {**SPARSE, "min_tokens": 0}
+pytestmark = pytest.mark.usefixtures("stages_only")
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    parts = dict(model.named_modules())
+    return [part for name, part in parts.items() if name.endswith(("blocks.0", "blocks.1"))]
+
+
+def break_between_blocks(model: nn.Module) -> None:
+    """As hooks of offloading do: a call that Dynamo may not trace before each block."""
+    for block in blocks_of(model):
+        block.register_forward_pre_hook(torch.compiler.disable(lambda *_: None))
+
+
+def check(case: Case, levels: list[float], noisy: float) -> None:
+    """What the compiled model computes is what the definition says for these steps."""
+    site = sta_compile.reports()[-1 if sta_compile.reports()[-1].replaced else -2].replaced[0]
+    inputs = case.at(*levels)
+    found = case.model(**inputs)[0]
+    compiled, case.model._compiled_call_impl = case.model._compiled_call_impl, None
+    mask = window_mask(site.grid, site.tiles, site.window)
+    dense = [level == noisy for level in levels]
+    with Oracle(case.model, case.sites, mask, text_first=case.text_first, dense=dense):
+        assert relative_error(found, case.model(**inputs)[0]) < 1e-5
+    case.model._compiled_call_impl = compiled
+
+
+@pytest.mark.parametrize("name", ["wan_ti2v", "cogvideox_5b", "ltx"])
+def test_breaks_between_blocks(name):
+    family = FAMILIES[name]
+    case = family.case(2, GRID)
+    break_between_blocks(case.model)
+    names = list(case.model.state_dict())
+    sta_compile.compile(case.model, noise=family.noise, **OPTIONS)
+    case.model(**case.inputs)
+    replaced = [site for report in sta_compile.reports() for site in report.replaced]
+    assert {(site.grid, site.evidence) for site in replaced} == {
+        (GRID, "proved by another graph of this call")
+    }
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for levels in ([family.clean] * 2, [family.noisy] * 2, [family.clean, family.noisy]):
+            check(case, levels, family.noisy)
+    assert list(case.model.state_dict()) == names
+
+
+def test_portrait_after_landscape():
+    """As many tokens, another grid: no shape of a block differs."""
+    family = FAMILIES["wan"]
+    case = family.case(1, (3, 6, 8))
+    turned = replace(family.case(1, (3, 8, 6)), model=case.model)
+    break_between_blocks(case.model)
+    sta_compile.compile(case.model, **OPTIONS)
+    for shape in (case, turned):
+        shape.model(**shape.at(999.0))
+        check(shape, [family.clean], family.noisy)
+    grids = [r.replaced[0].grid for r in sta_compile.reports() if r.replaced]
+    assert grids == [(3, 6, 8), (3, 8, 6)]
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for shape in (case, turned, case):
+            for level in (family.clean, family.noisy):
+                shape_inputs = shape.at(level)
+                shape.model(**shape_inputs)
+
+
+def test_a_forward_that_dynamo_may_not_trace():
+    family = FAMILIES["wan"]
+    case = family.case(1, GRID)
+    case.model.forward = torch.compiler.disable(case.model.forward)
+    for block in case.model.blocks:
+        block.compile(backend="sta", options={**OPTIONS, "noise": family.noise})
+    sta_compile.compile(case.model, noise=family.noise, **OPTIONS)
+    case.model(**case.inputs)
+    assert sta_compile.reports()[-1].replaced
+    check(case, [family.clean], family.noisy)
+
+
+def test_two_models_of_one_class_keep_their_own_grids_and_noise():
+    """Their blocks share code; what the code depends on is of the call."""
+    falling, rising = (FAMILIES["wan"].case(1, GRID) for _ in range(2))
+    for case in (falling, rising):
+        break_between_blocks(case.model)
+    sta_compile.compile(falling.model, noise="0..1000", **OPTIONS)
+    sta_compile.compile(rising.model, noise="1000..0", **OPTIONS)
+    for case, dense in ((falling, 980.0), (rising, 20.0)):
+        case.model(**case.inputs)
+        for level in (dense, 500.0):
+            check(case, [level], dense)
+
+
+def test_blocks_outside_of_a_call_are_exact():
+    """Code that was compiled inside a call is not for a block that is called alone."""
+    case = FAMILIES["wan"].case(1, GRID)
+    break_between_blocks(case.model)
+    sta_compile.compile(case.model, **OPTIONS)
+    case.model(**case.at(500.0))
+    block, kept = case.model.blocks[0], []
+    block.register_forward_pre_hook(lambda _, args: kept.append(args))
+    case.model(**case.at(500.0))
+    block.compile(backend="sta", options=OPTIONS)
+    alone = block(*kept[0])
+    block._compiled_call_impl = None
+    assert relative_error(alone, block(*kept[0])) < 1e-6
+
+
+class TestWhatTheWarningSays:
+    """Where sites could not be replaced, the warning prints a change; applying it replaces them."""
+
+    def said(self, call) -> str:
+        with pytest.warns(UserWarning, match="sta:") as said:
+            call()
+        return next(text for w in said if (text := str(w.message)).startswith("sta:"))
+
+    def test_blocks_compiled_one_by_one(self):
+        case = FAMILIES["cogvideox_2b"].case(1, GRID)
+        for block in case.model.transformer_blocks:
+            block.compile(backend="sta", options={**OPTIONS, "noise": "0..1000"})
+        assert "sta_compile.compile(model)" in self.said(lambda: case.model(**case.inputs))
+        assert not any(report.replaced for report in sta_compile.reports())
+        sta_compile.compile(case.model, noise="0..1000", **OPTIONS)
+        assert "keep 25 %" in self.said(lambda: case.model(**case.inputs))
+        check(case, [900.0], 980.0)
+
+    def test_mochi_as_diffusers_has_it(self):
+        """By default its attention is in no graph at all."""
+        case = FAMILIES["mochi"].case(1, GRID)
+        case.model.compile(backend="sta", options={**OPTIONS, "noise": "reversed"})
+        exact = case.model.forward(**case.inputs)[0]
+        said = self.said(lambda: case.model(**case.inputs))
+        assert "sta_compile.compile(model)" in said
+        assert relative_error(case.model(**case.inputs)[0], exact) < 1e-5
+        sta_compile.compile(case.model, noise="reversed", **OPTIONS)
+        case.model(**case.inputs)
+        assert sta_compile.reports()[-1].replaced
+        check(case, [100.0], 20.0)
