@@ -114,6 +114,9 @@ def resolve(axis: Axis, *, to_grid: bool = False) -> Axis:
                 out.append(Concat(tuple(parts)))
         elif factor.bound is not None and not (to_grid and factor.origin):
             out.extend(resolve(factor.bound, to_grid=to_grid))
+        elif factor.slice_of is not None and (part := _whole_segments(*factor.slice_of)):
+            factor.bound = part  # what it was sliced from is known by now to be a concatenation
+            out.extend(resolve(part, to_grid=to_grid))
         else:
             out.append(factor)
     return tuple(out)
@@ -296,14 +299,23 @@ def part_of(axis: Axis, start: Size, stop: Size) -> Axis:
     total = axis_size(axis)
     if same_size(start, 0) and same_size(stop, total):
         return axis
-    if len(axis) == 1 and isinstance(axis[0], Concat):
-        ends: list[Size] = [0, *itertools.accumulate(axis_size(p) for p in axis[0].parts)]
-        first = next((i for i, e in enumerate(ends) if same_size(e, start)), None)
-        last = next((i for i, e in enumerate(ends) if same_size(e, stop)), None)
-        if first is not None and last is not None and first < last:
-            return resolve((Concat(axis[0].parts[first:last]),))
+    if part := _whole_segments(axis, start, stop):
+        return part
     atom = Atom(stop - start, slice_of=(axis, start, stop))
     return () if isinstance(atom.size, int) and atom.size == 1 else (atom,)
+
+
+def _whole_segments(axis: Axis, start: Size, stop: Size) -> Axis:
+    """The segments of a concatenation from start to stop; () if there are none that begin and end there."""
+    axis = resolve(axis)
+    if len(axis) != 1 or not isinstance(axis[0], Concat):
+        return ()
+    ends: list[Size] = [0, *itertools.accumulate(axis_size(p) for p in axis[0].parts)]
+    first = next((i for i, e in enumerate(ends) if same_size(e, start)), None)
+    last = next((i for i, e in enumerate(ends) if same_size(e, stop)), None)
+    if first is None or last is None or first >= last:
+        return ()
+    return resolve((Concat(axis[0].parts[first:last]),))
 
 
 def concat(parts: Sequence[Axis]) -> Axis:

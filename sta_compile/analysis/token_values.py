@@ -24,6 +24,7 @@ from .graph_view import (
     fake_value,
     is_inplace,
     is_pointwise,
+    is_tensor,
 )
 from .trace_dims import DimTrace
 from .trace_index import rows_by_index, written_axes
@@ -163,7 +164,8 @@ class TokenValues:
         if rows is not None:
             return name == "setitem" or not self._atoms.isdisjoint(atoms_of(resolve(rows)))
         if name == "setitem":
-            return not self._keeps_rows(node.args[0], written_axes(self.trace, node))
+            part = written_axes(self.trace, node)
+            return not (self._keeps_rows(node.args[0], part) and self._fills(part, node.args[2]))
         return bool(self._made(node) & self._atoms)
 
     def _sees_axes(self, node: torch.fx.Node, name: str) -> bool:
@@ -200,6 +202,15 @@ class TokenValues:
     def _keeps_rows(self, source: Any, part: Dims | None) -> bool:
         """Has a slice of a value the whole grid, or nothing of it?"""
         return any(map(self._find, part or ())) or self._beside(source, part)
+
+    def _fills(self, part: Dims | None, value: Any) -> bool:
+        """Has what is written to the whole grid the grid itself, or the same value for all its tokens?"""
+        written = self.trace.tensors(value)[0] if is_tensor(value) else ()
+        return all(
+            self._find(other) or not other
+            for axis, other in zip(reversed(part or ()), reversed(written), strict=False)
+            if self._find(axis)
+        )
 
     def _beside(self, source: Any, part: Dims | None) -> bool:
         """Is a slice of a value the text beside the grid?"""

@@ -310,3 +310,13 @@ def test_slices_that_begin_or_end_inside_a_segment() -> None:
     assert concat(pieces[:2]) == (*concat([text, pieces[1]]),)
     swapped = concat([pieces[2], pieces[1]])
     assert video not in segments_of(swapped)
+
+
+def test_slices_follow_what_is_learned_later_of_the_axis_that_they_were_sliced_from() -> None:
+    joint, image = fresh(124), fresh(117)
+    assert unify(part_of(joint, 7, 124), image)
+    inside = part_of(joint, 3, 50)
+    rows, cols = fresh(9), fresh(13)
+    assert unify(joint, concat([fresh(7), (*rows, *cols)]))
+    assert resolve(image) == (*rows, *cols)
+    assert resolve(inside) == inside
