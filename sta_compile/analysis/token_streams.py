@@ -100,16 +100,14 @@ class TokenStreams:
         )
 
     def _becomes_tokens(self, source: torch.fx.Node, node: torch.fx.Node, part: Axis) -> bool:
-        """Does an operation cut a value into the grid's tokens? A convolution does, and a reshape of axes that are not
-        together yet; those of an input may be."""
+        """Does an operation cut a value into the grid's tokens? A convolution does, and a reshape that joins axes."""
         if any(atom.origin for atom in self.trace.invented.get(node, ())):
             return True
-        wanted = resolve(part)
-        if set(atoms_of(wanted)).isdisjoint(self.trace.atoms(source)) or self._has_axis(
-            source, wanted
-        ):
-            return False
-        return self.trace.view.is_root_input(source) or not self.holds(source, wanted)
+        atoms = set(atoms_of(resolve(part)))
+        return not atoms.isdisjoint(self.trace.atoms(source)) and not self.holds(source, part)
+
+    def _is_cut_up(self, node: torch.fx.Node, part: Axis) -> bool:
+        return self.holds(node, part) and not self._has_axis(node, resolve(part))
 
     def joined(self, site: AttentionSite, part: Axis) -> bool:
         """Does a call of a body around the site bring tokens that only the body makes the grid's?"""
@@ -129,7 +127,7 @@ class TokenStreams:
         if part not in self._of_latent:
             view = self.trace.view
             from_input = {n for n in view.nodes if view.is_root_input(n) and not is_parameter(n)}
-            found: set[torch.fx.Node] = set()
+            found = {n for n in from_input if self._is_cut_up(n, part)}
             for node in view.nodes:
                 picked = view.picks(node)
                 sources = [picked] if picked is not None else view.producers(node)

@@ -8,7 +8,7 @@ import torch
 import torch.fx
 
 from .._torch import inside_vmap
-from .axes import Axis, Dims, Size, axis_size, fresh, part_of, same_size, size_of, unify
+from .axes import Axis, Dims, Size, axis_size, fresh, part_of, same_size, size_of
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, shape_of
 
@@ -124,11 +124,10 @@ def relate_setitem(trace: DimTrace, node: torch.fx.Node) -> bool:
     dims, written = written_axes(trace, node), trace.dims(value)
     if dims is None or written is None:
         return False
-    ok = True
     for axis, other in zip(reversed(dims), reversed(written), strict=False):
         if axis and other:
-            ok &= unify(axis, other)
-    return ok
+            trace.relate(node, axis, other)
+    return True
 
 
 def written_axes(trace: DimTrace, node: torch.fx.Node) -> Dims | None:

@@ -35,7 +35,7 @@ def frames_apart(m: RandomDit, x: Tensor) -> Tensor:
 
 def attention_in_frames(m: RandomDit, x: Tensor) -> Tensor:
     y = x.unflatten(1, (m.dit.grid[0], -1)).flatten(0, 1).unflatten(2, (2, -1)).transpose(1, 2)
-    y = F.scaled_dot_product_attention(y, y, y).transpose(1, 2).flatten(2)
+    y = m.in_frames(y).transpose(1, 2).flatten(2)
     return x + y.unflatten(0, (x.shape[0], -1)).flatten(1, 2)
 
 

@@ -126,6 +126,15 @@ class Cross(nn.Module):
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
+class InFrames(nn.Module):
+    """Attention of each frame to itself; over the grid if there is one frame."""
+
+    seen: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, self.seen)
+
+
 class SpelledOut(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         centred = x - x.mean(-1, keepdim=True)
@@ -250,6 +259,7 @@ class RandomDit(nn.Module):
         kind = Region if dit.region == "nested" else Block
         self.blocks = nn.ModuleList(kind(dit) for _ in range(dit.layers))
         self.second = nn.ModuleList(Block(dit) for _ in range(dit.beside == "second stream"))
+        self.in_frames = InFrames()
         self.last = nn.Linear(WIDTH, patch)
         self.signal = nn.Linear(1, WIDTH)
         tokens = dit.tokens
