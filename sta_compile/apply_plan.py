@@ -44,7 +44,8 @@ def apply_plan(
         hint = plan.checked_hint
         if hint is not None and hint not in checked:
             batch = _batch_number(view, plan, noise, sizes)
-            checked[hint] = FlagNodes(threads, insert_check(view.gm, hint, dense, batch))
+            device = fake_value(plan.sites[0].site.q).device
+            checked[hint] = FlagNodes(threads, insert_check(view.gm, hint, dense, batch, device))
         flags = unchecked if hint is None else checked[hint]
         masks = MaskNodes(threads)
         grid = _grid_numbers(view, plan, sizes)

@@ -56,12 +56,21 @@ def insert_check(
     hint: Hint,
     dense: torch.fx.Node | None,
     batch: int | torch.fx.Node,
+    device: torch.device,
 ) -> torch.fx.Node:
-    """A bool [batch] node in the root graph: `dense`, or all samples if an input hasn't the positions of a hinted grid."""
+    """A bool [batch] node in the root graph: `dense`, or all samples if an input hasn't the positions of a hinted grid.
+
+    device: the attention's; positions may be on the host.
+    """
     emitter = _Emitter(gm, batch, dense)
-    matches = emitter.traced(lambda values: matches_grid(values, hint.positions), hint.node)
+
+    def moved(flags: torch.fx.Node) -> torch.fx.Node:
+        here = fake_value(flags).device == device
+        return flags if here else emitter.call("to", (flags, device))
+
+    matches = moved(emitter.traced(lambda v: matches_grid(v, hint.positions), hint.node))
     other = emitter.call(torch.logical_not, (emitter.call("expand", (matches, (batch,))),))
-    return other if dense is None else emitter.call(torch.logical_or, (dense, other))
+    return other if dense is None else emitter.call(torch.logical_or, (moved(dense), other))
 
 
 class _Emitter:

@@ -13,11 +13,13 @@ from torch.fx import GraphModule, Node
 
 from sta_compile.analysis.find_timestep import TimestepFact, find_timestep
 from sta_compile.analysis.graph_view import GraphView
+from sta_compile.analysis.hints import Hint
+from sta_compile.analysis.position_values import Positions
 from sta_compile.errors import StaError
 from sta_compile.ir.noise_level import Convention, UnknownConvention
 from sta_compile.planning.noise import parse_noise
 from sta_compile.planning.noise_schedule import dense_steps
-from sta_compile.rewrite.insert_dense import insert_dense
+from sta_compile.rewrite.insert_dense import insert_check, insert_dense
 from tests.timestep_models import MODELS, Capture, capture, captured
 
 CPU = torch.device("cpu")
@@ -57,6 +59,21 @@ def flags_of(gm: GraphModule, fact: TimestepFact, graph: Capture, timestep: torc
     assert flags.dtype == torch.bool
     assert flags.is_contiguous()
     return flags.tolist()
+
+
+@pytest.mark.parametrize("above", [None, 0.95])
+def test_positions_on_another_device(above):
+    """Rope's coordinates may be made on the host: what the check says of them goes to the attention's device."""
+    model = next(iter(MODELS))
+    graph = captured(model, 2)
+    gm = graph.copy()
+    fact = find_timestep(GraphView(gm))
+    dense = insert_dense(gm, fact, stated("0..1000"), above, 0.0, 2, CPU)
+    hint = Hint(fact.node, fact.name, Positions(0, 0, (1, 2, 1), True, False))
+    flags = insert_check(gm, hint, dense, 2, torch.device("meta"))
+    value = flags.meta["example_value"]
+    assert (value.device.type, value.dtype, tuple(value.shape)) == ("meta", torch.bool, (2,))
+    gm.graph.lint()
 
 
 @pytest.mark.parametrize("batch", [1, 2])
