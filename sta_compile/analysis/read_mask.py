@@ -115,10 +115,7 @@ class MaskReader:
         for dim, (span, (start, stop, _)) in enumerate(zip(spans, region, strict=True)):
             cuts = _cuts(span, start, stop) if span.label == "b" else []
             if cuts:  # some of the samples are written
-                parts = (
-                    Span("b", a, b)
-                    for a, b in pairwise([span.start, *cuts, span.stop])  # type: ignore[list-item]
-                )
+                parts = (Span("b", a, b) for a, b in pairwise([span.start, *cuts, span.stop]))
                 facts = [
                     self.read(node, (*spans[:dim], part, *spans[dim + 1 :]), test, position + 1)
                     for part in parts
