@@ -113,6 +113,7 @@ def resolve(axis: Axis, *, to_grid: bool = False) -> Axis:
             else:
                 out.append(Concat(tuple(parts)))
         elif factor.bound is not None and not (to_grid and factor.origin):
+            factor.bound = _end_of_chain(factor.bound)
             out.extend(resolve(factor.bound, to_grid=to_grid))
         elif factor.slice_of is not None and (part := _whole_segments(*factor.slice_of)):
             factor.bound = part  # what it was sliced from is known by now to be a concatenation
@@ -120,6 +121,15 @@ def resolve(axis: Axis, *, to_grid: bool = False) -> Axis:
         else:
             out.append(factor)
     return tuple(out)
+
+
+def _end_of_chain(axis: Axis) -> Axis:
+    """Past atoms that only stand for another axis: 40 calls of a body bind 40 atoms one to the next."""
+    while len(axis) == 1 and isinstance(axis[0], Atom):
+        if axis[0].bound is None or axis[0].origin:
+            break
+        axis = axis[0].bound
+    return axis
 
 
 def segments_of(axis: Axis) -> tuple[Axis, ...]:

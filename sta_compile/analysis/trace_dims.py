@@ -149,8 +149,9 @@ def _of_placeholder(trace: DimTrace, node: torch.fx.Node) -> Traced:
 def _of_call(trace: DimTrace, node: torch.fx.Node) -> Traced:
     body = trace.view.body[node]
     inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
-    for inner in inputs:
-        for outer in trace.view.sources.get(inner, [])[1:]:
+    place = trace.view.calls[body].index(node)
+    for inner in inputs if place else ():  # the first call's operands are the body's inputs
+        for outer in trace.view.sources.get(inner, [])[place : place + 1]:
             a, b = trace.values.get(inner), trace.values.get(outer)
             if isinstance(a, tuple) and isinstance(b, tuple):
                 for left, right in zip(a, b, strict=True):
