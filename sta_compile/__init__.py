@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .compile_model import compile, restore
     from .config import token_grid
     from .explanation import explain
+    from .exported import rewrite
     from .ops import checkpoint_ops
     from .planning.noise_schedule import dense_above
     from .report import Report, reports, reset_reports
@@ -33,6 +34,7 @@ _HOMES = {
     "reports": "report",
     "reset_reports": "report",
     "restore": "compile_model",
+    "rewrite": "exported",
 }
 
 __all__ = [
@@ -47,6 +49,7 @@ __all__ = [
     "reports",
     "reset_reports",
     "restore",
+    "rewrite",
     "token_grid",
 ]
 

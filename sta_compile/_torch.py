@@ -68,6 +68,24 @@ def graph_modules(gm: torch.fx.GraphModule) -> list[torch.fx.GraphModule]:
     return [module for module in gm.modules() if isinstance(module, torch.fx.GraphModule)]
 
 
+def program_of(program: Any, gm: torch.fx.GraphModule, signature: Any) -> Any:
+    """An exported program with another graph, which may call methods and Python's operators: traced to ATen operators.
+
+    Private: ExportedProgram._update and the verifiers, as in torch 2.11 to 2.13.
+    """
+    from torch._export.verifier import Verifier
+
+    class Unchecked(Verifier):
+        dialect = "STA_EDITED"
+
+    setattr(Unchecked, "check", lambda self, ep: None)  # noqa: B010  a class that defines it is refused
+    edited = program._update(gm, signature, verifiers=[Unchecked])
+    traced = edited.run_decompositions({})
+    return traced._update(
+        traced.graph_module, traced.graph_signature, verifiers=list(program.verifiers)
+    )
+
+
 def specialise(size: Any, shape_env: Any) -> int:
     """The value of a symbolic size, with a guard: another value compiles again. Raises if it depends on data."""
     if isinstance(size, int):

@@ -75,6 +75,8 @@ _POINTWISE = {
     "conj", "real", "imag", "polar", "complex", "logical_and", "logical_or", "logical_not", "fill",
 }  # fmt: skip
 
+_PARAMETER = "sta_parameter"  # in a placeholder's meta
+
 
 @lru_cache(maxsize=4096)
 def is_pointwise(name: str) -> bool:
@@ -171,7 +173,13 @@ def is_tensor(node: Any) -> bool:
 
 
 def is_parameter(node: torch.fx.Node) -> bool:
-    return "_parameters_" in node.name or "_buffers_" in node.name
+    """Is an input a weight or a buffer of the model? Dynamo says so in its name, and what is known otherwise is marked."""
+    marked = _PARAMETER in node.meta
+    return marked or "_parameters_" in node.name or "_buffers_" in node.name
+
+
+def mark_parameter(node: torch.fx.Node) -> None:
+    node.meta[_PARAMETER] = True
 
 
 def module_path(node: torch.fx.Node) -> str:
