@@ -21,6 +21,7 @@ import torch
 from . import _torch
 from .denoisers import denoisers_of, modules_of, unets_of
 from .errors import StaError
+from .layerwise_casting import cast_inside
 from .model_call import calling
 from .prefix import Prefix
 from .regions import Regions
@@ -85,6 +86,7 @@ def restore(pipe_or_model: T) -> T:
     parts: Iterable[Any] = [pipe_or_model] if whole else modules_of(pipe_or_model).values()
     for part in parts:
         if isinstance(part._compiled_call_impl, CompiledModel):
+            part._compiled_call_impl.undo()
             del part._compiled_call_impl
     return pipe_or_model
 
@@ -108,6 +110,7 @@ class CompiledModel:
         self.scheduler = scheduler
         self.prefix = Prefix(model)
         self.regions = Regions(model, enabled=regions)
+        self.undo = cast_inside(model)
         self._eager: Callable[..., Any] = model._call_impl
         given: dict[str, Any] = {"options": self.options} if options else {}
         self._compiled = torch.compile(

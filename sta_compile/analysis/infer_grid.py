@@ -160,7 +160,7 @@ class GridInference:
         if same_axis(q_axis, k_axis):
             tokens = parts if main is None else parts[main : main + 1]
             if not any(self.streams.same_stream(site, part) for part in tokens):
-                return None
+                return _from_other_graphs(site) if self.streams.given(site, q_axis) else None
         elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
         if self._frames_in_batch(site):
@@ -396,3 +396,13 @@ def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
     factors = resolve(part, to_grid=True)
     atoms = tuple(f for f in factors if isinstance(f, Atom))
     return atoms if len(atoms) == len(factors) and len(factors) in (2, 3) else None
+
+
+def _from_other_graphs(site: AttentionSite) -> Refusal:
+    return Refusal(
+        site.name,
+        "its queries, keys and values are made in other graphs",
+        "if they are video, avoid the graph breaks right before it; hooks on single layers are such breaks: offload "
+        "groups of blocks, offload_type='block_level'",
+        over_grid=False,
+    )

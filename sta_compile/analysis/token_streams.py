@@ -50,6 +50,12 @@ class TokenStreams:
             {before_casts(operand)} if site.projections is not None else self.stream(operand, axis)
         )
 
+    def given(self, site: AttentionSite, axis: Axis) -> bool:
+        """Are q, k and v inputs of the graph, so that nothing can be told of where they come from?"""
+        sources = [self.stream(node, axis) for node, *_ in site.operands]
+        given, view = (n for found in sources for n in found), self.trace.view
+        return all(view.is_root_input(n) and not is_parameter(n) for n in given)
+
     def stream(self, start: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
         """Walks back over values that hold `axis` to the inputs of the first projections."""
         found: set[torch.fx.Node] = set()
