@@ -7,7 +7,7 @@ result.surplus       replaced, although nothing in the model's source makes it s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from ..explanation import Explanation, explain
 from ..ir.attention_spec import Triple
 from ..report import Report
+from ..report_text import shape
 from .row import Built, Row, Size, name_of
 
 OPTIONS: Mapping[str, Any] = {"min_tokens": 0}
@@ -68,7 +69,7 @@ def examine(row: Row, batch: int = 1, which: int = 0) -> Result:
         found, error = _explained(row, built), ""
     except Exception as problem:
         found, error = Explanation(()), f"{type(problem).__name__}: {_first_line(problem)}"
-    return _compare(row, size, built.sites, found.merged(), len(found), error)
+    return compare(row, size, built, found.merged(), len(found), error)
 
 
 def _explained(row: Row, built: Built) -> Explanation:
@@ -94,28 +95,37 @@ def _traced(built: Built, *, fullgraph: bool, capture: bool) -> Explanation:
     return found
 
 
-def _compare(
-    row: Row, size: Size, sites: tuple[str, ...], report: Report, graphs: int, error: str
+def compare(
+    row: Row, size: Size, built: Built, report: Report, graphs: int, error: str = ""
 ) -> Result:
-    named = {site.name for site in report.replaced}
-    reasons = {site.name: site.reason for site in report.refused}
+    """The report of a row's graphs beside what has to happen; graphs: how many they were."""
+    taken = {site.name: _sites_of(site.name, built.sites) for site in report.replaced}
+    named = {site for sites in taken.values() for site in sites}
+    reasons = {
+        site: refused.reason
+        for refused in report.refused
+        for site in _sites_of(refused.name, built.sites) or [refused.name]
+    }
     default = report.reason or NOT_FOUND
-    missing = tuple((s, reasons.get(s, default)) for s in sites if s not in named)
+    missing = tuple((s, reasons.get(s, default)) for s in built.sites if s not in named)
     return Result(
         model=row.model,
         mode=row.mode,
         grid=size.grid,
         batch=size.batch,
-        expected=len(sites),
-        replaced=len(sites) - len(missing),
+        expected=len(built.sites),
+        replaced=len(built.sites) - len(missing),
         missing=missing,
-        surplus=tuple(sorted(named - set(sites))),
+        surplus=tuple(sorted(name for name, sites in taken.items() if not sites)),
         wrong_grid=tuple(
-            (s.name, "x".join(map(str, s.grid or ())))
-            for s in report.replaced
-            if s.name in sites and s.grid != size.grid
+            (name, shape(site.grid))
+            for site in report.replaced
+            for name in taken[site.name]
+            if site.grid != built.grid_of(name, size)
         ),
-        refused=tuple((name, reason) for name, reason in reasons.items() if name not in sites),
+        refused=tuple(
+            (name, reason) for name, reason in reasons.items() if name not in built.sites
+        ),
         evidence=tuple(dict.fromkeys(site.evidence for site in report.replaced)),
         noise=report.noise.convention or "",
         conversions=report.conversions,
@@ -123,6 +133,11 @@ def _compare(
         allowed=row.refused,
         error=error,
     )
+
+
+def _sites_of(name: str, sites: Sequence[str]) -> list[str]:
+    """The sites that a name means: a graph of its own, of a block, names its parts from there, and serves every layer."""
+    return [site for site in sites if site == name or site.endswith(f".{name}")]
 
 
 def _tuples(value: Any) -> Any:

@@ -112,7 +112,8 @@ def flux3_reference(size: Size) -> Built:
     other = replace(size, grid=REFERENCE)
     shifted = ids(other, 4)
     shifted[:, 0] = 10
-    return built.with_inputs(image_cond_hidden_states=other.packed(), image_cond_ids=shifted)
+    built = built.with_inputs(image_cond_hidden_states=other.packed(), image_cond_ids=shifted)
+    return replace(built, other_grids={"mode_blocks.image_cond.": REFERENCE})
 
 
 def chroma(size: Size) -> Built:
@@ -127,7 +128,7 @@ def chroma(size: Size) -> Built:
 
 
 def chroma_mask(size: Size) -> Built:
-    """Padding of the text, which stands before the image, is masked: (batch, text + image) of 0 and 1."""
+    """A mask of the caller over text and image, which says no more than what of the text is padding."""
     image = torch.ones(size.batch, size.tokens, dtype=torch.bool)
     mask = torch.cat((size.valid(torch.bool), image), 1)
     return chroma(size).with_inputs(attention_mask=mask)
@@ -259,11 +260,21 @@ ROWS = (
         "Flux3Transformer2DModel",
         "reference",
         flux3_reference,
-        ("mode_blocks.image.{}.attn", "single_transformer_blocks.{}.attn"),
-        alone=("mode_blocks.image.{}.attn",),
+        (
+            "mode_blocks.image.{}.attn",
+            "mode_blocks.image_cond.{}.attn",
+            "single_transformer_blocks.{}.attn",
+        ),
+        alone=("mode_blocks.image.{}.attn", "mode_blocks.image_cond.{}.attn"),
     ),
     _row("ChromaTransformer2DModel", "", chroma),
-    _row("ChromaTransformer2DModel", "padded text", chroma_mask),
+    _row(
+        "ChromaTransformer2DModel",
+        "padded text",
+        chroma_mask,
+        (),
+        refused="a mask of the caller over image keys",
+    ),
     _row("BriaTransformer2DModel", "", bria),
     _row("BriaFiboTransformer2DModel", "", bria_fibo),
     _row(

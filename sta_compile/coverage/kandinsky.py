@@ -52,9 +52,14 @@ def kandinsky5(size: Size) -> Built:
 
 def kandinsky5_nabla(size: Size) -> Built:
     """Blocks of 64 tokens are chosen by the values of queries and keys."""
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
     built = _kandinsky5(size, attention_type="nabla")
-    model: Any = built.model
-    model.set_attention_backend("flex")
+    # Not by the model's own method, which sets the backend of all models.
+    for module in built.model.modules():
+        processor: Any = getattr(module, "processor", None)
+        if processor is not None:
+            processor._attention_backend = AttentionBackendName.FLEX
     blocks = size.tokens // 64
     prior = torch.eye(blocks, dtype=torch.bool)[None, None]
     return built.with_inputs(sparse_params={"sta_mask": prior, "P": 0.5, "to_fractal": True})

@@ -153,7 +153,7 @@ def dreamlite(size: Size) -> Built:
 
 
 def hidream(size: Size) -> Built:
-    """[image, texts]; a square image needs no filling, and experts choose their tokens."""
+    """[image, filling unless it is square, texts]; filling has keys of zero. Experts are chosen for each token."""
     kind = transformer("HiDreamImageTransformer2DModel")
     model = kind(
         patch_size=2,
@@ -284,6 +284,10 @@ def _row(model: str, mode: str, build: Callable[[Size], Built], *sites: str, **m
 
 
 _ATTN1 = "transformer_blocks.{}.attn1"
+_HIDREAM = (
+    "double_stream_blocks.{}.block.attn1",
+    "single_stream_blocks.{}.block.attn1",
+)
 _SQUARE = ((1, 12, 12), (1, 9, 9))
 ROWS = (
     _row("PixArtTransformer2DModel", "", pixart, _ATTN1),
@@ -296,18 +300,12 @@ ROWS = (
         "HiDreamImageTransformer2DModel",
         "square",
         hidream,
-        "double_stream_blocks.{}.block.attn1",
-        "single_stream_blocks.{}.block.attn1",
+        *_HIDREAM,
         breaks=True,
+        layers=1,
         grids=_SQUARE,
     ),
-    _row(
-        "HiDreamImageTransformer2DModel",
-        "filled up",
-        hidream,
-        refused="a mask over image keys",
-        breaks=True,
-    ),
+    _row("HiDreamImageTransformer2DModel", "filled up", hidream, *_HIDREAM, breaks=True, layers=1),
     _row("SanaTransformer2DModel", "", sana, refused="linear attention"),
     _row("OmniGenTransformer2DModel", "", omnigen, refused="a mask over image keys", breaks=True),
     _row("Ideogram4Transformer2DModel", "", ideogram4, refused="a mask over image keys"),

@@ -10,8 +10,8 @@ stands in their sequence. It is the truth that the compiler's findings are compa
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -73,16 +73,33 @@ class Size:
 
 @dataclass(frozen=True)
 class Built:
-    """A model and its inputs. before: tokens ahead of the video in the sequence of keys; queries_before: of queries."""
+    """A model and its inputs.
+
+    before: tokens ahead of the video in the sequence of keys; queries_before: in that of queries, where they are others.
+    other_grids: prefixes of sites whose tokens are another grid than the row's.
+    """
 
     model: nn.Module
     inputs: Inputs
     before: int = 0
-    queries_before: int | None = None  # None: as many as ahead of the keys
+    queries_before: int | None = None
+    other_grids: Mapping[str, Triple] = field(default_factory=dict)
     sites: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
 
     def with_inputs(self, **inputs: Any) -> Built:
         return replace(self, inputs={**self.inputs, **inputs})
+
+    def grid_of(self, site: str, size: Size) -> Triple:
+        """The grid that a site attends over."""
+        other = (grid for prefix, grid in self.other_grids.items() if site.startswith(prefix))
+        return next(other, size.grid)
+
+    def place_of(self, site: str) -> tuple[int, int]:
+        """How many tokens stand ahead of the grid, among the site's queries and among its keys."""
+        if site in self.alone:
+            return 0, 0
+        return self.before if self.queries_before is None else self.queries_before, self.before
 
 
 @dataclass(frozen=True)
@@ -112,10 +129,12 @@ class Row:
         torch.manual_seed(0)
         built = self.build(size)
         randomize(built.model)
-        sites = dict.fromkeys(
-            path.format(layer) for path in self.sites for layer in range(size.layers)
-        )
-        return replace(built, model=built.model.eval(), sites=tuple(sites))
+        sites, alone = (_modules(paths, size.layers) for paths in (self.sites, self.alone))
+        return replace(built, model=built.model.eval(), sites=sites, alone=alone)
+
+
+def _modules(paths: tuple[str, ...], layers: int) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(path.format(layer) for path in paths for layer in range(layers)))
 
 
 def transformer(name: str) -> Any:

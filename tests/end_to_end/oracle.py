@@ -10,7 +10,8 @@ Of the compiler it takes two things only, tiles per axis and the window in tiles
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import product
 from types import TracebackType
 from typing import Any
@@ -61,6 +62,9 @@ def window_mask(grid: Triple, tiles: Triple, window: Triple) -> Tensor:
 class Oracle(TorchFunctionMode):
     """While active, SDPA inside the named modules sees the mask over the video beside the mask it was given.
 
+    text_first: the video stands at the end of its sequence, else at its start. places: for sites where it stands elsewhere,
+    how many tokens stand ahead of it among the queries and among the keys; a call inside that is too short to hold the
+    video is not of it. masks: for sites over a grid of their own.
     dense: one flag per sample, True where a sample sees everything. A model that attends sample by sample is told by
     batches of one.
     """
@@ -73,12 +77,15 @@ class Oracle(TorchFunctionMode):
         *,
         text_first: bool = False,
         dense: Iterable[bool] = (False,),
+        places: Mapping[str, tuple[int, int]] | None = None,
+        masks: Mapping[str, Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.model, self.sites, self.mask = model, tuple(sites), mask
         self.text_first, self.dense = text_first, list(dense)
+        self.places, self.masks = places or {}, masks or {}
         self.calls = 0
-        self._inside = 0
+        self._inside: list[str] = []
         self._sample = 0
         self._hooks: list[RemovableHandle] = []
 
@@ -86,7 +93,7 @@ class Oracle(TorchFunctionMode):
         modules = dict(self.model.named_modules())
         for site in self.sites:
             self._hooks += [
-                modules[site].register_forward_pre_hook(self._enter_site),
+                modules[site].register_forward_pre_hook(partial(self._enter_site, site)),
                 modules[site].register_forward_hook(self._leave_site),
             ]
         super().__enter__()
@@ -102,12 +109,12 @@ class Oracle(TorchFunctionMode):
         for hook in self._hooks:
             hook.remove()
 
-    def _enter_site(self, *_: Any) -> None:
-        self._inside += 1
+    def _enter_site(self, site: str, *_: Any) -> None:
+        self._inside.append(site)
         self._sample = 0
 
     def _leave_site(self, *_: Any) -> None:
-        self._inside -= 1
+        self._inside.pop()
 
     def __torch_function__(
         self,
@@ -120,22 +127,35 @@ class Oracle(TorchFunctionMode):
         if function is not torch.nn.functional.scaled_dot_product_attention or not self._inside:
             return function(*args, **kwargs)
         call = _SDPA.bind(*args, **kwargs).arguments
-        call["attn_mask"] = self._joined(call["query"], call.get("attn_mask"))
+        mask = self.masks.get(self._inside[-1], self.mask)
+        starts = self._starts(call["query"].shape[-2], call["key"].shape[-2], len(mask))
+        if starts is None:
+            return function(*args, **kwargs)
+        call["attn_mask"] = self._joined(call, mask, starts)
         self.calls += 1
         return function(**call)
 
-    def _joined(self, query: Tensor, given: Tensor | None) -> Tensor:
+    def _starts(self, queries: int, keys: int, video: int) -> tuple[int, int] | None:
+        """Where the video starts among queries and keys; None where it does not fit."""
+        last = queries - video if self.text_first else 0
+        start = self.places.get(self._inside[-1], (last, last))
+        fits = start[0] + video <= queries and start[1] + video <= keys
+        return start if fits else None
+
+    def _joined(self, call: Mapping[str, Any], mask: Tensor, starts: tuple[int, int]) -> Tensor:
         """[batch, 1 or heads, queries, keys] in the kind of the given mask; bool where there was none."""
-        batch, total, video = query.shape[0], query.shape[-2], self.mask.shape[0]
-        start = total - video if self.text_first else 0
-        visible = torch.ones(batch, 1, total, total, dtype=torch.bool, device=query.device)
+        query, given = call["query"], call.get("attn_mask")
+        batch, video = query.shape[0], len(mask)
+        shape = (batch, 1, query.shape[-2], call["key"].shape[-2])
+        visible = torch.ones(shape, dtype=torch.bool, device=query.device)
         flags = self.dense if len(self.dense) > 1 else self.dense * batch
         if batch < len(flags):
             flags = flags[self._sample :]
         self._sample += batch
+        rows, cols = (slice(start, start + video) for start in starts)
         for sample in range(batch):
             if not flags[sample]:
-                visible[sample, 0, start : start + video, start : start + video] = self.mask
+                visible[sample, 0, rows, cols] = mask
         if given is None:
             return visible
         if given.dtype == torch.bool:
