@@ -16,12 +16,12 @@ from .analysis.infer_grid import VideoAttention
 from .analysis.trace_dims import DimTrace
 from .grid_plan import GridPlan
 from .noise_plan import NoisePlan
-from .rewrite.add_input import add_flags
-from .rewrite.insert_dense import insert_check, insert_dense
-from .rewrite.insert_layout import insert_layout
-from .rewrite.mask_nodes import MaskNodes
-from .rewrite.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
-from .rewrite.thread_value import ValueThreads
+from .rewriting.add_input import add_flags
+from .rewriting.insert_dense import insert_check, insert_dense
+from .rewriting.insert_layout import insert_layout
+from .rewriting.mask_nodes import MaskNodes
+from .rewriting.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
+from .rewriting.thread_value import ValueThreads
 from .settings import Settings
 
 

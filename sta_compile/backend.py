@@ -37,7 +37,7 @@ def sta(
     from . import _torch, model_call, warn_once
     from ._guards import install_config_guard, install_convention_guard, install_grids_guard
     from .report import record
-    from .rewrite.add_input import example_of, take_over
+    from .rewriting.add_input import example_of, take_over
     from .settings import OPTIONS, Settings
     from .warm_kernels import warm_kernels
 

@@ -23,7 +23,7 @@ from .analysis.graph_view import mark_parameter
 from .backend import rewrite_for_device
 from .errors import StaError
 from .report import record
-from .rewrite.fake_values import VALUE
+from .rewriting.fake_values import VALUE
 from .settings import Settings
 
 

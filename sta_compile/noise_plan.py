@@ -19,7 +19,7 @@ from .ir.noise_level import Convention, UnknownConvention, has_dense_steps
 from .planning.noise import decide_convention
 from .planning.scheduler_convention import convention_of_schedule
 from .report import NoiseReport
-from .rewrite.insert_dense import insert_dense
+from .rewriting.insert_dense import insert_dense
 from .settings import Settings
 
 if TYPE_CHECKING:

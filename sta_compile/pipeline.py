@@ -33,10 +33,10 @@ from .ir.attention_spec import Triple
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
-from .rewrite.join_slices import join_slices
-from .rewrite.repair_outputs import repair_outputs
-from .rewrite.repair_views import repair_views
-from .rewrite.verify import record, verify
+from .rewriting.join_slices import join_slices
+from .rewriting.repair_outputs import repair_outputs
+from .rewriting.repair_views import repair_views
+from .rewriting.verify import record, verify
 from .settings import Settings
 
 log = logging.getLogger(__name__)

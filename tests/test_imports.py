@@ -22,7 +22,7 @@ ALLOWED = {
     "_torch": set(),
     # The layout problem and noise conventions are pure, so the analysis may ask planning.
     "analysis": {"errors", "ir", "planning", "_torch"},
-    "rewrite": {"errors", "ir", "planning", "analysis", "_torch"},
+    "rewriting": {"errors", "ir", "planning", "analysis", "_torch"},
     # A user of the whole package: it examines models.
     "coverage": {"errors", "ir", "report", "report_text", "explanation"},
     # Modules beside the packages are the top layer: they may import everything, but for these.

@@ -31,7 +31,7 @@ from .axes import (
 )
 from .graph_view import canonical_name, is_parameter
 from .hints import Hint, Hints
-from .operator_limits import unsupported
+from .operator_limits import FROM_OTHER_GRAPHS, unsupported
 from .rope_axes import position_axes
 from .segments import SequenceReader, Tokens, match_segments, start_of
 from .token_parts import TokenParts
@@ -160,7 +160,8 @@ class GridInference:
         if same_axis(q_axis, k_axis):
             tokens = parts if main is None else parts[main : main + 1]
             if not any(self.streams.same_stream(site, part) for part in tokens):
-                return _from_other_graphs(site) if self.streams.given(site, q_axis) else None
+                given, other = self.streams.given(site, q_axis), FROM_OTHER_GRAPHS
+                return Refusal(site.name, other.reason, other.hint, False) if given else None
         elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
         if self._frames_in_batch(site):
@@ -396,13 +397,3 @@ def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
     factors = resolve(part, to_grid=True)
     atoms = tuple(f for f in factors if isinstance(f, Atom))
     return atoms if len(atoms) == len(factors) and len(factors) in (2, 3) else None
-
-
-def _from_other_graphs(site: AttentionSite) -> Refusal:
-    return Refusal(
-        site.name,
-        "its queries, keys and values are made in other graphs",
-        "if they are video, avoid the graph breaks right before it; hooks on single layers are such breaks: offload "
-        "groups of blocks, offload_type='block_level'",
-        over_grid=False,
-    )

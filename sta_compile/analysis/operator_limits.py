@@ -6,6 +6,12 @@ from .attention_site import AttentionSite, Problem, sizes_of
 from .axes import same_size
 from .graph_view import fake_value
 
+FROM_OTHER_GRAPHS = Problem(
+    "its queries, keys and values are made in other graphs",
+    "if they are video, avoid the graph breaks right before it; hooks on single layers are such breaks: offload "
+    "groups of blocks, offload_type='block_level'",
+)
+
 
 def unsupported(site: AttentionSite) -> Problem | None:
     """Why a site has no replacement; None if it may have one."""

@@ -27,7 +27,7 @@ from sta_compile.analysis.graph_view import GraphView
 from sta_compile.ir.noise_level import Convention, UnknownConvention
 from sta_compile.planning.noise import decide_convention
 from sta_compile.planning.noise_schedule import dense_above, dense_steps
-from sta_compile.rewrite.insert_dense import insert_dense
+from sta_compile.rewriting.insert_dense import insert_dense
 from tests.timestep_models import captured
 
 ABOVE = 0.95

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.export import ExportedProgram
 
-from sta_compile import StaError, reports
-from sta_compile.exported import rewrite
+from sta_compile import StaError, reports, reset_reports, rewrite
 from tests.end_to_end.compiled import relative_error
 from tests.end_to_end.models import FAMILIES, Case
 from tests.end_to_end.oracle import Oracle, window_mask
 
 GRID = (3, 6, 8)
 OPTIONS = {"window": (1, 3, 3), "tile": (1, 2, 2), "min_tokens": 0}
+
+
+@pytest.fixture(autouse=True)
+def no_reports_are_left() -> Iterator[None]:
+    yield
+    reset_reports()
 
 
 def export(name: str) -> tuple[Case, ExportedProgram]:

@@ -100,6 +100,7 @@ def test_cell(weights: str, offload: str, lora: str) -> None:
     )  # bitsandbytes packs its weights here, and unpacks them for a state dict
 
     torch._dynamo.reset()
+    sta_compile.reset_reports()
     sta_compile.compile(model, **OPTIONS)
     (out,) = model(**arguments)
     sites = [site for report in sta_compile.reports() for site in report.replaced]

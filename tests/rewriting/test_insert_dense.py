@@ -19,7 +19,7 @@ from sta_compile.errors import StaError
 from sta_compile.ir.noise_level import Convention, UnknownConvention
 from sta_compile.planning.noise import parse_noise
 from sta_compile.planning.noise_schedule import dense_steps
-from sta_compile.rewrite.insert_dense import insert_check, insert_dense
+from sta_compile.rewriting.insert_dense import insert_check, insert_dense
 from tests.timestep_models import MODELS, Capture, capture, captured
 
 CPU = torch.device("cpu")

@@ -14,10 +14,10 @@ import torch._dynamo
 from torch.fx import Graph, GraphModule, Node
 
 from sta_compile.ir.attention_spec import AttentionSpec
-from sta_compile.rewrite.fake_values import VALUE, add_call
-from sta_compile.rewrite.repair_views import repair_views
-from sta_compile.rewrite.tile_order import emit_tile
-from sta_compile.rewrite.verify import Violation, record, verify
+from sta_compile.rewriting.fake_values import VALUE, add_call
+from sta_compile.rewriting.repair_views import repair_views
+from sta_compile.rewriting.tile_order import emit_tile
+from sta_compile.rewriting.verify import Violation, record, verify
 
 SPEC = AttentionSpec(("video",), tiles=(1, 2, 2), window="full").text()
 

@@ -20,8 +20,8 @@ from torch.fx.experimental.symbolic_shapes import (
 import sta_compile.ops  # noqa: F401  registers sta::tile and sta::untile
 from sta_compile.ir.attention_spec import AttentionSpec, Triple
 from sta_compile.ir.tiling import Tiling
-from sta_compile.rewrite.fake_values import VALUE
-from sta_compile.rewrite.tile_order import emit_tile
+from sta_compile.rewriting.fake_values import VALUE
+from sta_compile.rewriting.tile_order import emit_tile
 
 
 def spec_of(tiles: Triple) -> str:
