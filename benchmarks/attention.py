@@ -214,7 +214,7 @@ def measure(w: Workload) -> dict[str, object]:
         "workload": w.name,
         "error": error,
         "kernel": kernel,
-        "kept": call.geometry.pairs / call.geometry.tokens**2,
+        "kept": call.geometry.pairs / (call.geometry.queries * call.geometry.keys),
         "ms": medians,
         "tflops": {name: call.flops() / ms / 1e9 for name, ms in medians.items()},
     }
@@ -248,8 +248,8 @@ def sweep() -> list[dict[str, object]]:
         call = Call(w)
         out = torch.empty_like(call.q)
         lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
-        tensors = (call.q, call.k, call.v, out, lse, None, None)
-        problem = launch._problem(call.q, call.k, call.v, None, None, call.geometry, call.scale)
+        tensors = (call.q, call.k, call.v, out, lse, None, None, None)
+        problem = launch._problem(*tensors[:3], *tensors[5:], call.geometry, call.scale)
         base = select(problem, "triton")[0]
         runs: dict[str, Callable[[], object]] = {}
         for spec in base:
