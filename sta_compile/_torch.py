@@ -222,7 +222,10 @@ def is_whole_forward() -> bool:
     called = set()
     while frame is not None:
         if frame.f_code is call:
-            called.add(id(frame.f_locals.get("self")))
+            module = frame.f_locals.get("self")
+            called.add(
+                id(getattr(module, "_orig_mod", module))
+            )  # torch.compile's own wrapper is no other
         frame = frame.f_back  # type: ignore[assignment]
     return len(called) < 2
 

@@ -36,6 +36,7 @@ def sta(
     """
     from . import _torch, model_call, warn_once
     from ._guards import install_config_guard, install_convention_guard, install_grids_guard
+    from .pipeline import NOTHING_FOUND
     from .report import record
     from .rewriting.add_input import example_of, take_over
     from .settings import OPTIONS, Settings
@@ -58,7 +59,7 @@ def sta(
         install_convention_guard(settings.timestep)
     if (call is not None and call.grids()) or report.lacks_grid:
         install_grids_guard()
-    if not report.replaced and not report.refused and not _torch.is_whole_forward():
+    if report.reason in NOTHING_FOUND and not _torch.is_whole_forward():
         report.reason = "this graph is a part of the model, and has no attention over video tokens"
         report.hint = "compile by sta_compile.compile(model), which keeps the model whole, or tells its parts what they need"
     record(report)

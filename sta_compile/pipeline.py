@@ -41,6 +41,12 @@ from .settings import Settings
 
 log = logging.getLogger(__name__)
 
+# What may be said of a graph without sites, first where it has other attention.
+NOTHING_FOUND = (
+    "its attention is not self-attention over video tokens",
+    "it has no attention in this graph",
+)
+
 
 def rewrite(
     gm: torch.fx.GraphModule,
@@ -173,9 +179,9 @@ def _nothing(sites: int, refused: Sequence[Refusal]) -> tuple[str, str]:
     if refused:
         return refused[0].reason, refused[0].hint
     if sites:
-        return "its attention is not self-attention over video tokens", "nothing to do"
+        return NOTHING_FOUND[0], "nothing to do"
     return (
-        "it has no attention in this graph",
+        NOTHING_FOUND[1],
         "if the model has attention, a graph break or a custom operator hides it: compile by sta_compile.compile(model), "
         "and call attention through torch.nn.functional.scaled_dot_product_attention",
     )

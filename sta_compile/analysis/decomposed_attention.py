@@ -337,6 +337,7 @@ class _Sides:
         if None in orders:
             return None
         q_node, q_factor = _strip_scale(q[0])
+        first = () if q_node is q[0] else (q[0],)  # reads q before the others
         return AttentionSite(
             output.node,
             q_node,
@@ -347,7 +348,7 @@ class _Sides:
             scores.mask,
             *orders,  # type: ignore[arg-type]
             dropout=output.dropout,
-            steps=(*scores.steps, softmax, *output.steps),
+            steps=(*first, *scores.steps, softmax, *output.steps),
             problem=scores.problem or output.problem,
         )
 
