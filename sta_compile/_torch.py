@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -182,18 +182,25 @@ def last_compile_of_frame() -> bool:
     return count is not None and count >= torch._dynamo.config.recompile_limit - 1
 
 
-def root_module() -> torch.nn.Module | None:
-    """The outermost module whose call led to this compile: the model, whatever part of it is compiled."""
+def _running_modules() -> Iterator[torch.nn.Module]:
+    """The modules whose calls are on the stack, innermost first; for torch.compile's wrapper the module in it."""
     import sys
 
-    frame = sys._getframe(1)
-    found = None
+    frame: Any = sys._getframe(1)
     call = torch.nn.Module._call_impl.__code__
     while frame is not None:
         if frame.f_code is call:
-            found = frame.f_locals.get("self", found)
-        frame = frame.f_back  # type: ignore[assignment]
-    return getattr(found, "_orig_mod", found)
+            module = frame.f_locals.get("self")
+            yield getattr(module, "_orig_mod", module)
+        frame = frame.f_back
+
+
+def root_module() -> torch.nn.Module | None:
+    """The outermost module whose call led to this compile: the model, whatever part of it is compiled."""
+    found = None
+    for found in _running_modules():  # noqa: B007  the last one
+        pass
+    return found
 
 
 def forget_skipped(model: torch.nn.Module) -> None:
@@ -215,19 +222,7 @@ def forget_skipped(model: torch.nn.Module) -> None:
 
 def is_whole_forward() -> bool:
     """Is the frame that is being compiled a call of the outermost module, and not of a part of it?"""
-    import sys
-
-    frame = sys._getframe(1)
-    call = torch.nn.Module._call_impl.__code__
-    called = set()
-    while frame is not None:
-        if frame.f_code is call:
-            module = frame.f_locals.get("self")
-            called.add(
-                id(getattr(module, "_orig_mod", module))
-            )  # torch.compile's own wrapper is no other
-        frame = frame.f_back  # type: ignore[assignment]
-    return len(called) < 2
+    return len(set(map(id, _running_modules()))) < 2
 
 
 def names_of_positional_arguments() -> dict[str, str]:
@@ -236,13 +231,8 @@ def names_of_positional_arguments() -> dict[str, str]:
     diffusers decorates most of its forwards, so Dynamo knows what was passed by position by its number only.
     """
     import inspect
-    import sys
 
-    frame = sys._getframe(1)
-    call = torch.nn.Module._call_impl.__code__
-    while frame is not None and frame.f_code is not call:
-        frame = frame.f_back  # type: ignore[assignment]
-    module = None if frame is None else frame.f_locals.get("self")
+    module = next(_running_modules(), None)
     forward: Any = getattr(type(module), "forward", None)
     inner: Any = inspect.unwrap(forward) if forward is not None else None
     if inner is forward or not hasattr(forward, "__code__"):

@@ -14,37 +14,16 @@ import diffusers
 import torch
 from torch import Tensor, nn
 
-Triple = tuple[int, int, int]
-Inputs = dict[str, Any]
-HEADS, HEAD_DIM, CHANNELS, TEXT_DIM = 2, 24, 4, 16
-LENGTH = 7  # tokens of text
-
-
-@dataclass(frozen=True)
-class Size:
-    """batch; grid: tokens (frames, rows, cols) after patchify; layers; text: tokens of the prompt."""
-
-    batch: int
-    grid: Triple
-    layers: int = 2
-    text: int = LENGTH
-
-    @property
-    def tokens(self) -> int:
-        return self.grid[0] * self.grid[1] * self.grid[2]
-
-    def latent(self) -> Tensor:
-        """[batch, channels, frames, 2 * rows, 2 * cols]"""
-        frames, rows, cols = self.grid
-        return torch.randn(self.batch, CHANNELS, frames, 2 * rows, 2 * cols)
-
-    def prompt(self) -> Tensor:
-        return torch.randn(self.batch, self.text, TEXT_DIM)
-
-    def valid(self, dtype: torch.dtype) -> Tensor:
-        """Which text tokens are no padding: every sample of a batch has a length of its own."""
-        lengths = torch.tensor([max(1, self.text - 2 * (1 + i)) for i in range(self.batch)])
-        return (torch.arange(self.text) < lengths[:, None]).to(dtype)
+from sta_compile.coverage.row import (
+    CHANNELS,
+    HEAD_DIM,
+    HEADS,
+    LENGTH,
+    TEXT_DIM,
+    Inputs,
+    Size,
+)
+from sta_compile.ir.attention_spec import Triple
 
 
 @dataclass(frozen=True)
