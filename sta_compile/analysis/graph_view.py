@@ -8,6 +8,7 @@ body nodes come right before the call, and a body placeholder knows the argument
 
 from __future__ import annotations
 
+import inspect
 import operator
 import re
 from collections.abc import Iterator
@@ -41,9 +42,12 @@ _ALIASES = {
     "greater": "gt",
     "less_equal": "le",
     "less": "lt",
-    "__and__": "logical_and",
-    "__or__": "logical_or",
-    "__invert__": "logical_not",
+    "and": "logical_and",
+    "or": "logical_or",
+    "radd": "add",
+    "rmul": "mul",
+    "rand": "logical_and",
+    "ror": "logical_or",
     "_softmax": "softmax",
     "_safe_softmax": "softmax",
     "mod": "remainder",
@@ -61,10 +65,17 @@ _INPLACE_OPERATORS = {
     "isub": "sub",
     "imul": "mul",
     "itruediv": "truediv",
+    "ifloordiv": "floordiv",
+    "imod": "mod",
     "ipow": "pow",
-    "iand": "logical_and",
-    "ior": "logical_or",
+    "imatmul": "matmul",
+    "iand": "and",
+    "ior": "or",
+    "ixor": "xor",
+    "ilshift": "lshift",
+    "irshift": "rshift",
 }
+_WRITES = ("setitem", "delitem")
 # Position-independent along every axis, though torch does not tag them as pointwise.
 _POINTWISE = {
     "to", "type", "type_as", "float", "half", "bfloat16", "double", "int", "long", "bool",
@@ -73,6 +84,7 @@ _POINTWISE = {
     "hardtanh", "leaky_relu", "elu", "mish", "view_as_dtype", "copy", "masked_fill", "where",
     "nan_to_num", "clamp", "clip", "lerp", "addcmul", "addcdiv", "cpu", "cuda", "requires_grad_",
     "conj", "real", "imag", "polar", "complex", "logical_and", "logical_or", "logical_not", "fill",
+    "rsub", "rtruediv", "rfloordiv", "rpow", "rmod", "xor", "rxor",
 }  # fmt: skip
 
 _PARAMETER = "sta_parameter"  # in a placeholder's meta
@@ -84,7 +96,7 @@ def is_pointwise(name: str) -> bool:
     if name in _POINTWISE:
         return True
     packet = getattr(torch.ops.aten, name, None)
-    if packet is None:
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
     return any(
         torch.Tag.pointwise in getattr(packet, overload).tags for overload in packet.overloads()
@@ -102,12 +114,22 @@ def _target_name(node: torch.fx.Node) -> str:
     return getattr(target, "__name__", type(target).__name__)
 
 
+def _special(name: str) -> tuple[str, bool]:
+    """`x == y` may be the method `__eq__` or operator.eq, by the version of torch."""
+    special = name.startswith("__") and name.endswith("__")
+    return (name[2:-2], True) if special else (name, False)
+
+
 def canonical_name(node: torch.fx.Node) -> str:
     """The one name of a node's operation, without the in-place underscore; "" for non-calls."""
     if node.op not in ("call_function", "call_method"):
         return ""
-    name = _target_name(node)
-    if getattr(node.target, "__module__", "") == "_operator" or node.target is operator.getitem:
+    name, special = _special(_target_name(node))
+    if (
+        special
+        or getattr(node.target, "__module__", "") == "_operator"
+        or node.target is operator.getitem
+    ):
         name = _INPLACE_OPERATORS.get(name, name)
     if name == "getattr" and len(node.args) == 2:  # x.mT
         name = str(node.args[1])
@@ -119,20 +141,33 @@ def canonical_name(node: torch.fx.Node) -> str:
 def is_inplace(node: torch.fx.Node) -> bool:
     """Does the node write into its first argument?"""
     if node.op == "call_method":
-        name = str(node.target)
+        name, special = _special(str(node.target))
+        if special:
+            return name in _INPLACE_OPERATORS or name in _WRITES
         return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
     if node.op != "call_function":
         return False
     name = _target_name(node)
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
-    if name == "setitem" or (
+    if name in _WRITES or (
         getattr(node.target, "__module__", "") == "_operator" and name in _INPLACE_OPERATORS
     ):
         return True
     if name.endswith("_") and not name.endswith("__") and name not in ("and_", "or_"):
         return True
-    return node.kwargs.get("inplace") is True or node.kwargs.get("out") is not None
+    return _by_flag(node) or node.kwargs.get("out") is not None
+
+
+def _by_flag(node: torch.fx.Node) -> bool:
+    """`F.relu(x, inplace=True)` and its like, by keyword or by position."""
+    if "inplace" in node.kwargs:
+        return bool(node.kwargs["inplace"])
+    if not inspect.isfunction(node.target):
+        return False
+    names = list(inspect.signature(node.target).parameters)
+    position = names.index("inplace") if "inplace" in names else len(node.args)
+    return position < len(node.args) and bool(node.args[position])
 
 
 def fake_value(node: Any) -> Any:

@@ -11,22 +11,15 @@ stands, if any node after it writes to the memory that it shares with other node
 
 from __future__ import annotations
 
-import inspect
-import operator
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from ..analysis.graph_view import is_inplace
 from .fake_values import body_of
 from .verify import COPYING_FORM, Recorded, Violation
-
-_WRITING = (
-    *(operator.setitem, operator.delitem, operator.iadd, operator.isub, operator.imul),
-    *(operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow, operator.imatmul),
-    *(operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift),
-)
 
 
 def repair_views(violations: Iterable[Violation], before: Recorded) -> list[Violation]:
@@ -77,23 +70,4 @@ def _written(node: Node) -> list[Node]:
     if bodies:
         writes = any(_written(inner) for body in bodies for inner in body.graph.nodes)
         return sources if writes else []
-    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
-    writes = (
-        node.target in _WRITING
-        or (name.endswith("_") and not name.endswith("__"))
-        or "out" in node.kwargs
-        or (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable)
-        or _is_inplace(node)
-    )
-    return sources if writes else []
-
-
-def _is_inplace(node: Node) -> bool:
-    """`F.relu(x, inplace=True)` and its like, by keyword or by position."""
-    if node.kwargs.get("inplace"):
-        return True
-    if node.op != "call_function" or not inspect.isfunction(node.target):
-        return False
-    names = list(inspect.signature(node.target).parameters)
-    position = names.index("inplace") if "inplace" in names else len(node.args)
-    return position < len(node.args) and bool(node.args[position])
+    return sources if is_inplace(node) else []
