@@ -97,8 +97,10 @@ def known_value(size: Any, shape_env: Any) -> int | None:
     """The value of a size for the example inputs, without a guard; None if it depends on data."""
     if isinstance(size, int):
         return size
-    node = shape_env.create_symintnode(size, hint=None).node
-    return int(node.hint) if node.has_hint() else None
+    number = shape_env.create_symintnode(size, hint=None)
+    if isinstance(number, int):
+        return number
+    return int(number.node.hint) if number.node.has_hint() else None
 
 
 def specialise_float(value: torch.SymFloat) -> float | None:

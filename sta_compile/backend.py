@@ -46,6 +46,8 @@ def sta(
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model, call = model_call.root_module(), model_call.current()
     at_break = _torch.ends_at_graph_break(gm)
+    if call is not None:
+        call.compiles += 1
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if call is not None and report.lacks_grid and call.ask_prefix():
         gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)

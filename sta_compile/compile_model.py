@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +24,7 @@ from .errors import StaError
 from .layerwise_casting import cast_inside
 from .model_call import calling
 from .prefix import Prefix
+from .python_state import PythonState
 from .regions import Regions
 from .settings import Settings
 
@@ -113,9 +114,16 @@ class CompiledModel:
         self.undo = cast_inside(model)
         self._eager: Callable[..., Any] = model._call_impl
         given: dict[str, Any] = {"options": self.options} if options else {}
-        self._compiled = torch.compile(
-            self._eager, backend=sta, fullgraph=fullgraph, dynamic=dynamic, **given
-        )
+
+        def compile(forward: Callable[..., Any], whole: bool = False) -> Callable[..., Any]:
+            compiled: Callable[..., Any] = torch.compile(
+                forward, backend=sta, fullgraph=whole, dynamic=dynamic, **given
+            )
+            return compiled
+
+        self._compiled = compile(self._eager, fullgraph)
+        self.fullgraph = fullgraph
+        self.state = PythonState(model, compile)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a whole that is being compiled
@@ -123,19 +131,33 @@ class CompiledModel:
         scheduler = self.scheduler.now()
         with _capture_sizes(), calling(self.model, scheduler, self.prefix, args, kwargs) as call:
             call.settle_noise(str(self.options.get("timestep", "auto")))
-            if not self.regions.enabled:
-                return self._compiled(*args, **kwargs)
-            try:
-                with self.regions.active():
-                    return self._compiled(*args, **kwargs)
-            except torch._dynamo.exc.TorchDynamoException as error:
-                if isinstance(getattr(error, "inner_exception", None), StaError):
-                    raise
-                reason = str(error).strip().partition("\n")[0]
-                log.info("blocks can't be nested regions (%s); compiling without them", reason)
-                log.debug("the whole error", exc_info=True)
-            self.regions.off()
+            out = self._run(args, kwargs)
+            if not self.fullgraph and self.state.count(call.compiles > 0, args, kwargs):
+                log.info(
+                    "%s is compiled in each call; now its blocks are, alone",
+                    type(self.model).__name__,
+                )
+            return out
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        hooks = self.state.hooks()
+        if hooks or self.state.blocks_alone:
+            run = self._eager if self.state.blocks_alone else self._compiled
+            with self.state.apart(hooks):
+                return run(*args, **kwargs)
+        if not self.regions.enabled:
             return self._compiled(*args, **kwargs)
+        try:
+            with self.regions.active():
+                return self._compiled(*args, **kwargs)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            if isinstance(getattr(error, "inner_exception", None), StaError):
+                raise
+            reason = str(error).strip().partition("\n")[0]
+            log.info("blocks can't be nested regions (%s); compiling without them", reason)
+            log.debug("the whole error", exc_info=True)
+        self.regions.off()
+        return self._compiled(*args, **kwargs)
 
 
 class _Scheduler:

@@ -219,8 +219,9 @@ def specialise_inputs(gm: torch.fx.GraphModule, known: Collection[int]) -> None:
     for node in gm.graph.nodes:
         value = node.meta.get("example_value") if known and node.op == "placeholder" else None
         for size in getattr(value, "shape", ()):
-            if isinstance(size, torch.SymInt) and _torch.size_hint(size) in known:
-                _torch.specialise(size, env)
+            expr = size.node.expr if isinstance(size, torch.SymInt) else size
+            if expr is not size and _torch.known_value(expr, env) in known:
+                _torch.specialise(expr, env)
 
 
 def state_grids(gm: torch.fx.GraphModule, inference: GridInference) -> dict[int, Triple]:

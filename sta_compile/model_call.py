@@ -71,6 +71,7 @@ class ModelCall:
         self._args, self._kwargs = args, kwargs
         self._grids: dict[int, Triple | None] = {}
         self._dense: dict[Any, torch.Tensor] = {}
+        self.compiles = 0  # graphs that were compiled in this call
 
     def grids(self) -> Grids:
         return tuple(sorted(self._grids.items()))

@@ -47,7 +47,7 @@ class Prefix:
 
     def grids(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Triple]:
         """Token count -> grid for inputs of these shapes; traced once."""
-        key = _key_of(args, kwargs)
+        key = key_of(args, kwargs)
         if key not in self._grids:
             self._grids[key] = grids_before_blocks(self.model, args, kwargs)
             while len(self._grids) > _MANY_SHAPES:
@@ -85,7 +85,7 @@ def grids_before_blocks(
     return found
 
 
-def _key_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def key_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """What the grid of a call may depend on: shapes of tensors, and the numbers and words beside them."""
     leaves, spec = tree_flatten((tuple(args), dict(kwargs)))
     return (spec, *map(_key_of_leaf, leaves))

@@ -1,0 +1,110 @@
+"""Parts of a model that Python decides over: they run in Python, and what they call is compiled by itself.
+
+A cache over steps (FirstBlockCache, MagCache, TeaCache, ...) counts calls and keeps tensors in attributes. Dynamo compiles
+anew for each value of a counter, and what is marked as not to be traced hides all that it calls. So, for the time of a call:
+
+    a hook that may leave out its module      is not traced; the forward behind it is compiled, once for a class of modules
+    a model whose own forward has such state  is not traced; each block that it repeats is compiled
+
+The first is known by the hook (diffusers keeps the forward behind it), the second by compiles that don't end: the same
+shapes were compiled for in the call before, and in the one before that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from .prefix import key_of
+from .regions import repeated_blocks
+
+_IN_A_ROW = 3
+
+Forward = Callable[..., Any]
+
+
+class PythonState:
+    """What Python decides in one model. compile: how a forward is compiled by itself. blocks_alone: see `count`."""
+
+    def __init__(self, model: nn.Module, compile: Callable[[Forward], Forward]) -> None:
+        self.blocks_alone = False
+        self._compile = compile
+        self._modules = list(model.modules())
+        self._blocks = repeated_blocks(model)
+        self._made: WeakKeyDictionary[Any, tuple[Forward, Forward, Forward]] = WeakKeyDictionary()
+        self._compiled_blocks: dict[nn.Module, Forward] = {}
+        self._seen: set[Any] = set()
+        self._in_a_row = 0
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._changed: list[tuple[Any, dict[str, Any]]] = []
+
+    def hooks(self) -> list[Any]:
+        """The references (diffusers' HookFunctionReference) of hooks that decide whether their module runs."""
+        found = []
+        for module in self._modules:
+            registry = module.__dict__.get("_diffusers_hook")
+            if registry is not None:
+                found += [ref for ref in registry._fn_refs if ref.original_forward is not None]
+        return found
+
+    def count(self, compiled: bool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Told of each call whether it compiled anything. True, once, where that has no end: blocks are alone then."""
+        if not compiled:
+            self._in_a_row = 0
+            return False
+        key = key_of(args, kwargs)
+        self._in_a_row += key in self._seen
+        self._seen.add(key)
+        if self._in_a_row < _IN_A_ROW or self.blocks_alone or not self._blocks:
+            return False
+        self.blocks_alone = True
+        return True
+
+    @contextmanager
+    def apart(self, hooks: Sequence[Any]) -> Iterator[None]:
+        """What Python decides is apart from what is compiled inside this block; calls that overlap share it."""
+        with self._lock:
+            self._calls += 1
+            if self._calls == 1:
+                self._enter(hooks)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if self._calls == 0:
+                    self._leave()
+
+    def _enter(self, hooks: Sequence[Any]) -> None:
+        for ref in hooks:
+            given = ref.original_forward
+            made = self._made.get(ref)
+            if made is None or made[0] is not given:
+                hook = torch.compiler.disable(ref.forward)
+                made = self._made[ref] = (given, hook, self._compile(given))
+            self._change(ref, forward=made[1], original_forward=made[2])
+        if not self.blocks_alone:
+            return
+        for block in self._blocks:
+            if block._compiled_call_impl is None:
+                if block not in self._compiled_blocks:
+                    self._compiled_blocks[block] = self._compile(block._call_impl)
+                self._change(block, _compiled_call_impl=self._compiled_blocks[block])
+
+    def _change(self, owner: Any, **fields: Any) -> None:
+        self._changed.append((owner, {name: getattr(owner, name) for name in fields}))
+        for name, value in fields.items():
+            setattr(owner, name, value)
+
+    def _leave(self) -> None:
+        while self._changed:
+            owner, fields = self._changed.pop()
+            for name, value in fields.items():
+                setattr(owner, name, value)
