@@ -18,7 +18,7 @@ class Problem:
     """One attention call as an emitter sees it.
 
     query_rows: (rows, how many) of the units that blocks of queries can't cross: tiles, contexts.
-    contexts: segments beside the video. masked: with a key_mask.
+    contexts: segments beside the video. masked: with a key_mask. video_masked: with a video_mask.
     lengths: integer type of key_lengths ("i32", "i64"), "" without.
     mapped: q, k, v are each one 2-D matrix (tensor_map).
     """
@@ -34,6 +34,7 @@ class Problem:
     mapped: bool = True
     direction: str = "forward"
     masked: bool = False
+    video_masked: bool = False
 
 
 class Emitter(Protocol):

@@ -65,6 +65,7 @@ class TritonForward:
             lengths=p.lengths,
             dense=p.dense,
             masked=p.masked,
+            video_masked=p.video_masked,
         )
 
 

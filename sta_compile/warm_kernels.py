@@ -30,7 +30,8 @@ def warm_kernels(gm: torch.fx.GraphModule) -> tuple[str, ...]:
 
 def _request(node: torch.fx.Node) -> tuple[Any, ...]:
     """What decides the kernels of one attention, as plain values; symbolic sizes by their hints."""
-    q, k, _, key_lengths, dense, segments, grid, spec, scale, *mask = node.args
+    q, k, _, key_lengths, dense, segments, grid, spec, scale, *masks = node.args
+    key_mask, video_mask = (*masks, None, None)[:2]
     x, y = fake_value(q), fake_value(k)
     token_major = bool(size_hint(x.stride(1)) < size_hint(x.stride(2)))
     known = all(isinstance(g, int) for g in grid)  # type: ignore[union-attr]
@@ -47,7 +48,8 @@ def _request(node: torch.fx.Node) -> tuple[Any, ...]:
         token_major,
         lengths,
         dense is not None,
-        any(x is not None for x in mask),
+        key_mask is not None,
+        video_mask is not None,
         scale,
     )
 
@@ -57,7 +59,7 @@ def _prepare(request: tuple[Any, ...]) -> Sequence[str]:
     from .runtime.launch import prepare
 
     shape, kv_heads, keys, dtype, device, segments, grid, text, *how = request
-    token_major, lengths, dense, masked, scale = how
+    token_major, lengths, dense, masked, video_masked, scale = how
     spec = AttentionSpec.parse(text)
     return prepare(
         shape,
@@ -71,6 +73,7 @@ def _prepare(request: tuple[Any, ...]) -> Sequence[str]:
         lengths=lengths,
         dense=dense,
         masked=masked,
+        video_masked=video_masked,
         scale=scale,
         kernel=spec.kernel,
     )

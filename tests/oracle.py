@@ -56,6 +56,7 @@ def full_mask(
     key_lengths: Tensor | None,
     dense: Tensor | None,
     key_mask: Tensor | None = None,
+    video_shown: Tensor | None = None,
 ) -> Tensor:
     """bool [batch, query, key] over the whole sequence, video tokens in tile order."""
     total, video = sum(segments), roles.index("video")
@@ -65,7 +66,8 @@ def full_mask(
     rows = slice(starts[video], starts[video] + segments[video])
     sparse = video_mask(grid, tiles, window)[order][:, order]
     for sample in range(batch):
-        if dense is None or not dense[sample]:
+        hides = video_shown is not None and not video_shown[sample].all()
+        if not hides and (dense is None or not dense[sample]):
             mask[sample, rows, rows] = sparse
     contexts = [i for i in range(len(roles)) if i != video]
     if key_lengths is not None:
@@ -76,6 +78,8 @@ def full_mask(
     if key_mask is not None:
         columns = [j for i in contexts for j in range(starts[i], starts[i] + segments[i])]
         mask[:, :, columns] &= key_mask[:, None]
+    if video_shown is not None:
+        mask[:, :, rows] &= video_shown[:, None]
     asking = [roles[i] != "keys" for i in range(len(roles)) for _ in range(segments[i])]
     return mask[:, torch.tensor(asking)]
 

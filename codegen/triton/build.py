@@ -17,6 +17,7 @@ from .forward import attention_forward
 
 POINTERS = ("q_ptr", "k_ptr", "v_ptr", "out_ptr")
 DESCRIPTORS = ("q_desc", "k_desc", "v_desc")
+VIDEO_MASK = ("video_mask_ptr", "shown_ptr")
 
 
 def constants(spec: KernelSpec) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def cross_compile(spec: KernelSpec) -> Any:
     signature: dict[str, str] = name(attention_forward.arg_names, "i32")
     signature |= name(fixed, "constexpr") | name(POINTERS, f"*{dtype}")
     signature |= {"lse_ptr": "*fp32", "scale": "fp32", "lengths_ptr": f"*{spec.lengths}"}
-    signature |= {"dense_ptr": "*u8", "mask_ptr": "*u8"}
+    signature |= name(("dense_ptr", "mask_ptr", *VIDEO_MASK), "*u8")
     d = spec.padded_head_dim
     for which, rows in zip(DESCRIPTORS, (spec.blocks.m, spec.blocks.n, spec.blocks.n), strict=True):
         signature[which] = f"tensordesc<{dtype}[{rows},{d}]>"
@@ -58,6 +59,7 @@ def cross_compile(spec: KernelSpec) -> Any:
     absent += [] if spec.lengths else ["lengths_ptr"]
     absent += [] if spec.dense else ["dense_ptr"]
     absent += [] if spec.masked else ["mask_ptr"]
+    absent += [] if spec.video_masked else list(VIDEO_MASK)
     fixed |= dict.fromkeys(absent)
     signature |= name(absent, "constexpr")
     order = {argument: index for index, argument in enumerate(attention_forward.arg_names)}

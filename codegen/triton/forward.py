@@ -3,7 +3,8 @@
 The rows lie in one tile, in one context segment, or, for a dense sample, anywhere in the video. The
 program walks its keys in two loops: the full blocks of all runs (video runs, then context segments)
 with no mask code at all, then the rest of all runs packed together, masked. Context keys that a
-key mask is about are all in the second loop, where hidden ones are not loaded. Scores are in base 2.
+key mask is about are all in the second loop, where hidden ones are not loaded, and so are the video's
+keys of a sample that hides one of them, which no other sample pays for. Scores are in base 2.
 The video's keys and queries start at different tokens where other tokens are keys only.
 
 Order of programs: context queries first, since they read the whole sequence and would otherwise run
@@ -71,6 +72,8 @@ def attention_forward(
     lengths_ptr,
     dense_ptr,
     mask_ptr,
+    video_mask_ptr,
+    shown_ptr,
     scale,
     heads,
     share,
@@ -154,11 +157,17 @@ def attention_forward(
     batch = head // heads
     head = head % heads
 
-    # Context queries and dense samples see the video as one tile.
+    # Context queries and dense samples see the video as one tile, and so do those of which a mask
+    # hides a key of the video. `unit`: keys of a block; for these no run has a full one.
     whole = in_context
+    unit: tl.constexpr = BLOCK_N
     if dense_ptr is not None:
         whole = whole | (tl.load(dense_ptr + batch) != 0)
-    if CONTEXTS > 0 or dense_ptr is not None:
+    if video_mask_ptr is not None:
+        hides = tl.load(shown_ptr + batch) == 0
+        whole = whole | hides
+        unit = tl.where(hides, 2**30, BLOCK_N)
+    if CONTEXTS > 0 or dense_ptr is not None or video_mask_ptr is not None:
         tile_blocks = tl.where(whole, per_head, tile_blocks)
         tiles_t = tl.where(whole, 1, tiles_t)
         tiles_h = tl.where(whole, 1, tiles_h)
@@ -213,8 +222,8 @@ def attention_forward(
     for a in range(runs_t):
         for b in range(runs_h):
             _, length = key_run(a, b, box, sizes)
-            full += length // BLOCK_N
-            rest += length % BLOCK_N
+            full += length // unit
+            rest += length % unit
     valid_0, valid_1, valid_2, valid_3 = length_0, length_1, length_2, length_3
     if lengths_ptr is not None:
         at = lengths_ptr + batch * CONTEXTS
@@ -269,7 +278,7 @@ def attention_forward(
     a, b = 0, 0
     at, length = key_run(0, 0, box, sizes)
     at += video
-    left = length // BLOCK_N
+    left = length // unit
     if FULL_CONTEXTS > 0:
         before = video_full
         for x in tl.static_range(FULL_CONTEXTS):
@@ -303,7 +312,7 @@ def attention_forward(
     # The rest of all runs, packed: key i of the rest is token `key`.
     for j in tl.range(0, tl.cdiv(rest, BLOCK_N), num_stages=1):
         rank = j * BLOCK_N + n
-        key, before = tail_keys(rank, video, runs_t, runs_h, box, sizes, BLOCK_N)
+        key, before = tail_keys(rank, video, runs_t, runs_h, box, sizes, unit, BLOCK_N)
         shown, of_segment = -1, 0  # column of the mask; the segment's first one
         for x in tl.static_range(CONTEXTS):
             tail = valids[x] if mask_ptr is not None else valids[x] % BLOCK_N
@@ -315,6 +324,11 @@ def attention_forward(
                 of_segment += lengths[x]
             before += tail
         valid = key >= 0
+        if video_mask_ptr is not None:
+            place = key - video
+            of_video = valid & (place >= 0) & (place < T * H * W)
+            flags = video_mask_ptr + batch * (T * H * W) + place
+            valid = valid & (tl.load(flags, mask=of_video, other=1) != 0)
         if mask_ptr is not None:
             flags = mask_ptr + batch * context_keys + shown
             valid = valid & (tl.load(flags, mask=shown >= 0, other=1) != 0)

@@ -42,14 +42,17 @@ def key_run(a, b, box, sizes):
 
 
 @triton.jit
-def tail_keys(i, video, runs_t, runs_h, box, sizes, BLOCK_N: tl.constexpr):
-    """Tokens number `i` [block] of all runs' tails, packed, -1 past the last; and their number."""
+def tail_keys(i, video, runs_t, runs_h, box, sizes, unit, BLOCK_N: tl.constexpr):
+    """Tokens number `i` [BLOCK_N] of all runs' tails, packed, -1 past the last; and their number.
+
+    A tail is what is left of a run after as many units as it has.
+    """
     key = tl.full([BLOCK_N], -1, tl.int32)
     before = 0
     for a in range(runs_t):
         for b in range(runs_h):
             start, length = key_run(a, b, box, sizes)
-            tail = length % BLOCK_N
+            tail = length % unit
             inside = (i >= before) & (i < before + tail)
             key = tl.where(inside, video + start + length - tail + i - before, key)
             before += tail

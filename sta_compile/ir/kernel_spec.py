@@ -35,6 +35,7 @@ class KernelSpec:
     """direction: "forward". dtype: "fp16", "bf16" or "fp32". loads: "tma" or "pointer".
 
     contexts: number of segments beside the video. lengths: integer type of key_lengths, "" without. masked: with a key_mask.
+    video_masked: with a video_mask.
     """
 
     direction: str
@@ -47,6 +48,7 @@ class KernelSpec:
     lengths: str
     dense: bool
     masked: bool = False
+    video_masked: bool = False
 
     @property
     def padded_head_dim(self) -> int:
@@ -61,5 +63,6 @@ class KernelSpec:
             f"lengths={self.lengths}" if self.lengths else "",
             "dense" if self.dense else "",
             "masked" if self.masked else "",
+            "video_masked" if self.video_masked else "",
         ]
         return " ".join(part for part in parts if part)

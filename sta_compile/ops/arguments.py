@@ -91,12 +91,15 @@ def check_sizes(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> None:
             f"key_lengths {tuple(key_lengths.shape)} must be [batch, context segments] = "
             f"[{batch}, {contexts}]; pass one valid length per sample and context segment"
         )
-    mask, context_keys = visible.key_mask, geometry.context_keys
-    if mask is not None and (tuple(mask.shape), mask.dtype) != ((batch, context_keys), torch.bool):
-        raise StaError(
-            f"key_mask {mask.dtype} {tuple(mask.shape)} must be bool [batch, tokens beside the "
-            f"video] = [{batch}, {context_keys}]; pass one flag per sample and key"
-        )
+    for name, mask, where, width in (
+        ("key_mask", visible.key_mask, "beside", geometry.context_keys),
+        ("video_mask", visible.video_mask, "of", geometry.tiling.tokens),
+    ):
+        if mask is not None and (tuple(mask.shape), mask.dtype) != ((batch, width), torch.bool):
+            raise StaError(
+                f"{name} {mask.dtype} {tuple(mask.shape)} must be bool [batch, tokens {where} the "
+                f"video] = [{batch}, {width}]; pass one flag per sample and key"
+            )
     dense = visible.dense
     if dense is not None and (tuple(dense.shape) != (batch,) or dense.dtype != torch.bool):
         raise StaError(

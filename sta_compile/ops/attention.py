@@ -27,7 +27,7 @@ from .library import LIBRARY, define
 
 _PROBLEM = (
     "Tensor? key_lengths, Tensor? dense, SymInt[] segments, SymInt[] grid, str spec, float scale, "
-    "Tensor? key_mask=None"
+    "Tensor? key_mask=None, Tensor? video_mask=None"
 )
 define(f"attention(Tensor q, Tensor k, Tensor v, {_PROBLEM}) -> (Tensor out, Tensor lse)")
 define(
@@ -46,8 +46,9 @@ def _visible(
     spec: str,
     scale: float,
     key_mask: Tensor | None = None,
+    video_mask: Tensor | None = None,
 ) -> Visibility:
-    return Visibility(geometry_of(segments, grid, spec), key_lengths, key_mask, dense)
+    return Visibility(geometry_of(segments, grid, spec), key_lengths, key_mask, dense, video_mask)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:
@@ -86,9 +87,9 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, key_lengths, dense, *problem, key_mask = inputs
+    q, k, v, key_lengths, dense, *problem, key_mask, video_mask = inputs
     out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse, key_lengths, dense, key_mask)
+    ctx.save_for_backward(q, k, v, out, lse, key_lengths, dense, key_mask, video_mask)
     ctx.mark_non_differentiable(lse)
     ctx.set_materialize_grads(False)
     ctx.problem = problem
@@ -96,10 +97,10 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _differentiate(ctx: Any, dout: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if dout is None:
-        return (None,) * 10
-    *tensors, key_mask = ctx.saved_tensors
-    grads = torch.ops.sta.attention_backward(dout, *tensors, *ctx.problem, key_mask)
-    return (*grads, *(None,) * 7)
+        return (None,) * 11
+    *tensors, key_mask, video_mask = ctx.saved_tensors
+    grads = torch.ops.sta.attention_backward(dout, *tensors, *ctx.problem, key_mask, video_mask)
+    return (*grads, *(None,) * 8)
 
 
 def _refuse_second_order(ctx: Any, *grads: Any) -> None:
@@ -111,7 +112,11 @@ def _refuse_second_order(ctx: Any, *grads: Any) -> None:
 
 def _vmap(op: Callable[..., Any], tensors: int) -> Callable[..., Any]:
     """The mapped axis becomes part of the batch. tensors: leading arguments that are never None."""
-    folded_arguments = {*range(tensors + 2), tensors + 6}  # key_lengths and dense; key_mask
+    folded_arguments = {
+        *range(tensors + 2),
+        tensors + 6,
+        tensors + 7,
+    }  # and those that say what is seen
 
     def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         size = info.batch_size

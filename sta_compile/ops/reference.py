@@ -4,8 +4,8 @@ Query tiles with the same window are one group. Windows shift inward at borders,
 with a 3x3x3 window has 3x4x8 = 96 groups for 300 tiles. A group gathers its keys once and goes over
 blocks of query rows and keys with an online softmax: memory is linear in the number of tokens.
 
-Scores, softmax and sums are in float32 (float64 for float64 inputs). Context keys past their valid
-length are replaced by zeros before any product, since a weight of 0 times NaN would be NaN.
+Scores, softmax and sums are in float32 (float64 for float64 inputs). Hidden keys are replaced by
+zeros before any product, since a weight of 0 times NaN would be NaN.
 """
 
 from __future__ import annotations
@@ -98,20 +98,28 @@ def _valid(visible: Visibility) -> Tensor | None:
 
 
 class _Keys:
-    """Keys and values of a group: its video runs, then all context keys, invalid ones zeroed."""
+    """Keys and values of a group: its video runs, then all context keys, invalid ones zeroed.
+
+    valid: bool [batch, context keys], or of all keys if keys of the video are hidden too; first: the first key it is about.
+    """
 
     def __init__(
-        self, k: Tensor, v: Tensor, geometry: Geometry, group: Group, valid: Tensor | None
+        self, k: Tensor, v: Tensor, visible: Visibility, group: Group, valid: Tensor | None
     ) -> None:
-        dtype = _compute_dtype(k)
+        dtype, geometry = _compute_dtype(k), visible.geometry
         self.runs = (*group.keys, *geometry.contexts)
         self.k, self.v = (_gather(x, self.runs, dtype) for x in (k, v))
-        self.video = sum(length for _, length in group.keys)
-        self.valid = valid
-        if valid is not None:
-            hidden = ~valid[:, None, :, None]
+        self.first, self.valid = sum(length for _, length in group.keys), valid
+        shown = visible.video_mask
+        if shown is not None:
+            start = geometry.video_key
+            parts = [shown[:, at - start : at - start + n] for at, n in group.keys]
+            others = shown.new_ones((len(shown), geometry.context_keys))
+            self.first, self.valid = 0, torch.cat([*parts, others if valid is None else valid], 1)
+        if self.valid is not None:
+            hidden = ~self.valid[:, None, :, None]
             for x in (self.k, self.v):
-                x[:, :, self.video :].masked_fill_(hidden, 0)
+                x[:, :, self.first :].masked_fill_(hidden, 0)
 
     def blocks(self) -> Iterator[slice]:
         count = self.k.shape[2]
@@ -119,11 +127,11 @@ class _Keys:
             yield slice(start, min(start + BLOCK_KEYS, count))
 
     def mask(self, scores: Tensor, keys: slice) -> Tensor:
-        """Scores [batch, kv_heads, rows, keys] with invalid context keys at -inf, in place."""
-        if self.valid is None or keys.stop <= self.video:
+        """Scores [batch, kv_heads, rows, keys] with invalid keys at -inf, in place."""
+        if self.valid is None or keys.stop <= self.first:
             return scores
-        inside = max(keys.start, self.video)
-        valid = self.valid[:, inside - self.video : keys.stop - self.video]
+        inside = max(keys.start, self.first)
+        valid = self.valid[:, inside - self.first : keys.stop - self.first]
         scores[..., inside - keys.start :].masked_fill_(~valid[:, None, None], -torch.inf)
         return scores
 
@@ -174,7 +182,7 @@ def _forward(
     lse = q.new_empty((batch, heads, tokens), dtype=torch.float32)
     geometry, valid = visible.geometry, _valid(visible)
     for group in groups(geometry):
-        keys = _Keys(k, v, geometry, group, valid)
+        keys = _Keys(k, v, visible, group, valid)
         rows = _gather(q, group.rows, keys.k.dtype)
         parts = []
         for block in _row_blocks(heads, batch, rows.shape[2], keys.k.shape[2]):
@@ -200,7 +208,7 @@ def _backward(
     dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (k, v))
     geometry, valid = visible.geometry, _valid(visible)
     for group in groups(geometry):
-        keys = _Keys(k, v, geometry, group, valid)
+        keys = _Keys(k, v, visible, group, valid)
         rows, drows, orows = (_gather(x, group.rows, dtype) for x in (q, dout, out))
         row_lse = _gather(lse, group.rows, dtype)
         delta = (drows * orows).sum(-1)
@@ -234,11 +242,11 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, visible: Visibility, scale: float
 ) -> tuple[Tensor, Tensor]:
     """(out like q, lse float32 [batch, heads, queries]); all of q, k, v [batch, heads, tokens, d]."""
-    dense = visible.dense
+    dense = visible.whole
     if dense is None:
         return _forward(q, k, v, visible, scale)
     if _capturing(q):  # flags can't be read now: compute both and select
-        out, lse = _forward(q, k, v, visible, scale)
+        out, lse = _forward(q, k, v, visible.sparse(), scale)
         full_out, full_lse = _forward(q, k, v, visible.full(), scale)
         out.copy_(torch.where(dense[:, None, None, None], full_out, out))
         lse.copy_(torch.where(dense[:, None, None], full_lse, lse))
@@ -261,12 +269,12 @@ def backward(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), each with the strides of `empty_like` of q, k, v."""
-    dense = visible.dense
+    dense = visible.whole
     if dense is None:
         return _backward(dout, q, k, v, out, lse, visible, scale)
     if _capturing(q):  # a sample of the other case gets lse = inf: all its weights are 0
         drop = ~dense[:, None, None], dense[:, None, None]
-        cases = zip((visible.full(), visible), drop, strict=True)
+        cases = zip((visible.full(), visible.sparse()), drop, strict=True)
         parts = [
             _backward(dout, q, k, v, out, lse.masked_fill(other, torch.inf), case, scale)
             for case, other in cases
@@ -284,7 +292,7 @@ def backward(
 
 def _split(visible: Visibility, dense: Tensor) -> Iterator[tuple[Visibility, Tensor]]:
     """(what they see, samples) of the dense and of the other samples; reads the flags on the host."""
-    for case, flags in ((visible.full(), dense), (visible, ~dense)):
+    for case, flags in ((visible.full(), dense), (visible.sparse(), ~dense)):
         samples = flags.nonzero()[:, 0]
         if len(samples):
             yield case.of(samples), samples

@@ -43,16 +43,20 @@ class Binding:
         key_lengths: Tensor | None,
         dense: Tensor | None,
         key_mask: Tensor | None,
+        video_mask: Tensor | None,
+        shown: Tensor | None,
     ) -> list[Any]:
-        """In the kernel's order, up to its constants."""
-        flags, mask = (None if x is None else x.view(torch.uint8) for x in (dense, key_mask))
+        """In the kernel's order, up to its constants. shown: bool [batch], samples whose video_mask hides nothing."""
+        flags = [
+            None if x is None else x.view(torch.uint8) for x in (dense, key_mask, video_mask, shown)
+        ]
         described: list[Any] = [None, None, None]
         if self.descriptors:
             from triton.tools.tensor_descriptor import TensorDescriptor
 
             pairs = zip((q, k, v), self.descriptors, strict=True)
             described = [TensorDescriptor(x, *descriptor) for x, descriptor in pairs]
-        return [*described, q, k, v, out, lse, key_lengths, flags, mask, *self.numbers]
+        return [*described, q, k, v, out, lse, key_lengths, *flags, *self.numbers]
 
 
 def bind(

@@ -33,8 +33,11 @@ from .target import detect
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 LENGTHS = {torch.int32: "i32", torch.int64: "i64"}
-# q, k, v, out, lse, key_lengths, dense, key_mask
-Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
+Maybe = Tensor | None
+# key_lengths, dense, key_mask, video_mask, shown (see Binding.arguments)
+Extra = tuple[Maybe, Maybe, Maybe, Maybe, Maybe]
+# q, k, v, out, lse, and those
+Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Maybe, Maybe, Maybe, Maybe, Maybe]
 
 MOST_READY = 4096
 
@@ -86,15 +89,17 @@ def attention_forward(
     q, k, v = (x if is_aligned(x) else x.clone(memory_format=rows) for x in (q, k, v))
     target = out if is_aligned(out) else torch.empty_like(out, memory_format=rows)
     of_context = visible.geometry.context_keys > 0
-    lengths, dense, key_mask = (
+    lengths, dense, key_mask, video_mask = (
         None if x is None else x.contiguous()
         for x in (
             visible.key_lengths if of_context else None,
             visible.dense,
             visible.key_mask if of_context else None,
+            visible.video_mask,
         )
     )
-    tensors = q, k, v, target, lse, lengths, dense, key_mask
+    shown = None if video_mask is None else video_mask.all(1)
+    tensors = q, k, v, target, lse, lengths, dense, key_mask, video_mask, shown
     if not _launched(tensors, visible.geometry, scale, kernel):
         return None
     if target is not out:
@@ -134,7 +139,7 @@ def _key(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -> tup
 
     Triton makes other binaries for pointers that are no multiples of 16, hence the remainders.
     """
-    q, k, v, out, _, key_lengths, dense, key_mask = tensors
+    q, k, v, out, _, key_lengths, dense, key_mask, video_mask, _ = tensors
     return (
         geometry,
         scale,
@@ -150,6 +155,7 @@ def _key(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -> tup
         None if key_lengths is None else key_lengths.dtype,
         dense is None,
         key_mask is None,
+        video_mask is None,
         *[x.data_ptr() % 16 for x in tensors if x is not None],
     )
 
@@ -167,6 +173,7 @@ def prepare(
     lengths: torch.dtype | None = None,
     dense: bool = False,
     masked: bool = False,
+    video_masked: bool = False,
     scale: float = 1.0,
     kernel: str = "auto",
 ) -> tuple[str, ...]:
@@ -192,9 +199,11 @@ def prepare(
     counts = None if lengths is None else empty(batch, contexts, kind=lengths)
     flags = empty(batch, kind=torch.bool) if dense else None
     mask = empty(batch, keys, kind=torch.bool) if masked else None
+    video_mask = empty(batch, keys, kind=torch.bool) if video_masked else None
+    shown = empty(batch, kind=torch.bool) if video_masked else None
     rows = [((n, 1),) for n in (64, 128)] if geometry is None else [_query_rows(geometry)]
     stand_in = geometry or _one_tile(keys, contexts)
-    extra = counts, flags, mask
+    extra = counts, flags, mask, video_mask, shown
     built: dict[str, None] = {}
     for query_rows in rows:
         problem = _problem(q, k, k, *extra, stand_in, scale, device, query_rows)
@@ -212,6 +221,8 @@ def _problem(
     key_lengths: Tensor | None,
     dense: Tensor | None,
     key_mask: Tensor | None,
+    video_mask: Tensor | None,
+    shown: Tensor | None,
     geometry: Geometry,
     scale: float,
     device: torch.device | None = None,
@@ -225,6 +236,7 @@ def _problem(
         lengths="" if key_lengths is None else LENGTHS.get(key_lengths.dtype, "i64"),
         dense=dense is not None,
         masked=key_mask is not None,
+        video_masked=video_mask is not None,
         scale=scale,
         query_rows=query_rows or _query_rows(geometry),
         mapped=all(map_of(x) is not None for x in (q, k, v)),
@@ -275,7 +287,7 @@ def _build(
     spec: KernelSpec,
     q: Tensor,
     k: Tensor,
-    extra: tuple[Tensor | None, Tensor | None, Tensor | None],
+    extra: Extra,
     geometry: Geometry,
     scale: float,
     device: torch.device,

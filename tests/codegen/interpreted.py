@@ -29,7 +29,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def run(case, dtype, loads, layout, blocks, masked=False):
+def run(case, dtype, loads, layout, blocks, masked=False, video_masked=False):
     grid, tiles, window, letters, segments, lengths, flags, heads, head_dim = case
     roles = tuple({"c": "context", "k": "keys", "v": "video"}[x] for x in letters)
     batch = len(flags or lengths or [0])
@@ -38,7 +38,10 @@ def run(case, dtype, loads, layout, blocks, masked=False):
     text = AttentionSpec(roles, tiles=tiles, window=window).text()
     geometry = geometry_of(segments, grid, text)
     shown = torch.rand(batch, geometry.context_keys) < 0.5 if masked else None
-    extra = key_lengths, dense, shown
+    of_video = torch.rand(batch, geometry.tiling.tokens) < 0.8 if video_masked else None
+    if of_video is not None and batch > 1:
+        of_video[-1] = True
+    extra = key_lengths, dense, shown, of_video
     mask = oracle.full_mask(grid, tiles, window, roles, segments, batch, *extra)
     unseen = ~mask.any(1)[:, None, :, None]
 
@@ -64,10 +67,12 @@ def run(case, dtype, loads, layout, blocks, masked=False):
         "i32" if lengths else "",
         dense is not None,
         masked,
+        video_masked,
     )
     scale = 0.2
     binding = bind(spec, q, k, v, out, geometry, scale)
-    arguments = binding.arguments(q, k, v, out, lse, *extra)
+    hides_nothing = None if of_video is None else of_video.all(1)
+    arguments = binding.arguments(q, k, v, out, lse, *extra, hides_nothing)
     attention_forward[(binding.programs,)](*arguments, *constants(spec).values())
     expected, expected_lse = oracle.attention(q.float(), k.float(), v.float(), mask, scale)
     tolerance = 2e-5 if dtype == "fp32" else 4e-3
@@ -88,6 +93,9 @@ def main():
     run(CASES[5], "fp16", "tma", "bnhd", wide, masked=True)
     run(CASES[6], "fp32", "tma", "bhnd", small)
     run(CASES[6], "fp32", "pointer", "bhnd", wide, masked=True)
+    run(CASES[0], "fp32", "pointer", "bnhd", small, video_masked=True)
+    run(CASES[1], "fp16", "tma", "bnhd", wide, video_masked=True)
+    run(CASES[5], "fp16", "tma", "bnhd", wide, masked=True, video_masked=True)
     print("all equal the definition")
 
 

@@ -88,23 +88,24 @@ def test_compiles_without_spills_within_shared_memory(arch, dtype, head_dim, loa
 
 
 @pytest.mark.parametrize(
-    ("contexts", "lengths", "dense", "masked"),
+    "flags",  # contexts, lengths, dense, masked, video_masked
     [
-        (0, "", False, False),
-        (4, "i64", True, False),
-        (0, "", True, False),
-        (4, "i64", True, True),
-        (1, "", False, True),
+        (0, "", False, False, False),
+        (4, "i64", True, False, False),
+        (0, "", True, False, False),
+        (4, "i64", True, True, False),
+        (1, "", False, True, False),
+        (4, "i64", True, True, True),
+        (0, "", False, False, True),
     ],
 )
-def test_flags(contexts, lengths, dense, masked, tmp_path):
-    flags = contexts, lengths, dense, masked
+def test_flags(flags, tmp_path):
     for choice in choices(90, "bf16", 128, "tma"):
         check_fits(KernelSpec("forward", 90, "bf16", 128, choice.blocks, "tma", *flags), tmp_path)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_key_masks_fit_every_architecture(arch, tmp_path):
+def test_masks_fit_every_architecture(arch, tmp_path):
     choice = choices(arch, "bf16", 64, "pointer")[0]
-    flags = 4, "i64", True, True
+    flags = 4, "i64", True, True, True
     check_fits(KernelSpec("forward", arch, "bf16", 64, choice.blocks, "pointer", *flags), tmp_path)

@@ -45,6 +45,14 @@ def problems(draw):
     shown = None
     if draw(st.booleans()):
         shown = [[draw(st.booleans()) for _ in range(sum(contexts))] for _ in range(batch)]
+    of_video = None
+    if draw(st.booleans()):
+        of_video = [
+            [draw(st.integers(0, 9)) < 9 for _ in range(video)]
+            if draw(st.booleans())
+            else [True] * video
+            for _ in range(batch)
+        ]
     flags = [draw(st.booleans()) for _ in range(batch)] if draw(st.booleans()) else None
     kv_heads, share = draw(st.sampled_from([(1, 1), (2, 1), (2, 3), (1, 4)]))
     return {
@@ -56,6 +64,7 @@ def problems(draw):
         "batch": batch,
         "key_lengths": lengths,
         "key_mask": shown,
+        "video_mask": of_video,
         "dense": flags,
         "heads": (kv_heads * share, kv_heads),
         "head_dim": draw(st.sampled_from([1, 8, 40])),
@@ -82,9 +91,10 @@ def build(problem, poison=None):
     )
     lengths = None if p["key_lengths"] is None else torch.tensor(p["key_lengths"])
     dense = None if p["dense"] is None else torch.tensor(p["dense"])
-    shown = None
-    if p["key_mask"] is not None:
-        shown = torch.tensor(p["key_mask"], dtype=torch.bool).view(p["batch"], -1)
+    shown, of_video = (
+        None if p[name] is None else torch.tensor(p[name], dtype=torch.bool).view(p["batch"], -1)
+        for name in ("key_mask", "video_mask")
+    )
     mask = oracle.full_mask(
         p["grid"],
         p["tiles"],
@@ -95,13 +105,15 @@ def build(problem, poison=None):
         lengths,
         dense,
         shown,
+        of_video,
     )
     if poison is not None:
         unseen = ~mask.any(1)[:, None, :, None]
         k, v = (torch.where(unseen, poison, x) for x in (k, v))
     spec = AttentionSpec(p["roles"], tiles=p["tiles"], window=p["window"]).text()
     rest = p["segments"], list(p["grid"]), spec, p["scale"]
-    return (q, k, v, lengths, dense, *rest, *([] if shown is None else [shown])), mask
+    masks = [] if shown is None and of_video is None else [shown, of_video]
+    return (q, k, v, lengths, dense, *rest, *masks), mask
 
 
 BASE = {
@@ -113,6 +125,7 @@ BASE = {
     "batch": 2,
     "key_lengths": [[3, 5], [0, 1]],
     "key_mask": None,
+    "video_mask": None,
     "dense": [False, True],
     "heads": (4, 2),
     "head_dim": 8,
@@ -126,4 +139,9 @@ BASE = {
 MASKED = BASE | {
     "roles": ("keys", "video", "context"),
     "key_mask": [[i % 3 == 0 for i in range(12)], [i % 4 != 1 for i in range(12)]],
+}
+# One sample that hides a few keys of the video.
+VIDEO_MASKED = BASE | {
+    "dense": [False, False],
+    "video_mask": [[i % 7 != 2 for i in range(60)], [True] * 60],
 }

@@ -13,7 +13,7 @@ from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ir.visibility import Visibility
 from sta_compile.ops import reference
 from tests import oracle
-from tests.ops.problems import BASE, MASKED, build, problems
+from tests.ops.problems import BASE, MASKED, VIDEO_MASKED, build, problems
 
 
 @settings(max_examples=120, deadline=None)
@@ -73,7 +73,9 @@ def test_second_order_is_refused():
 
 
 @pytest.mark.parametrize("layout", ["bnhd", "bhnd"])
-@pytest.mark.parametrize("base", [BASE, BASE | {"key_lengths": None, "dense": None}, MASKED])
+@pytest.mark.parametrize(
+    "base", [BASE, BASE | {"key_lengths": None, "dense": None}, MASKED, VIDEO_MASKED]
+)
 def test_opcheck(layout, base):
     problem = base | {"layouts": [layout] * 3, "dtype": torch.float32}
     arguments, _ = build(problem)
@@ -112,7 +114,7 @@ def test_lengths_may_be_symbolic():
 @pytest.mark.parametrize(
     "mapped", [(0, 0, 0, 0, 0), (0, None, 1, None, None), (2, 0, None, 0, None)]
 )
-@pytest.mark.parametrize("base", [BASE, MASKED])
+@pytest.mark.parametrize("base", [BASE, MASKED, VIDEO_MASKED])
 def test_vmap(mapped, base):
     arguments, _ = build(base)
     tensors = [
@@ -132,15 +134,21 @@ def test_vmap(mapped, base):
             torch.testing.assert_close(a[i], b)
 
 
-def test_a_key_mask_is_mapped():
-    *arguments, mask = build(MASKED)[0]
-    masks = torch.stack([mask, ~mask, mask.flip(1)])
-    found = torch.vmap(lambda m: torch.ops.sta.attention(*arguments, m)[0])(masks)
+@pytest.mark.parametrize(("base", "which"), [(MASKED, -2), (VIDEO_MASKED, -1)])
+def test_masks_are_mapped(base, which):
+    arguments = list(build(base)[0])
+    masks = torch.stack([arguments[which], ~arguments[which], arguments[which].flip(1)])
+
+    def f(mask):
+        arguments[which] = mask
+        return torch.ops.sta.attention(*arguments)[0]
+
+    found = torch.vmap(f)(masks)
     for each, out in zip(masks, found, strict=True):
-        torch.testing.assert_close(out, torch.ops.sta.attention(*arguments, each)[0])
+        torch.testing.assert_close(out, f(each))
 
 
-@pytest.mark.parametrize("base", [BASE, MASKED])
+@pytest.mark.parametrize("base", [BASE, MASKED, VIDEO_MASKED])
 def test_batched_gradients(base):
     arguments, _ = build(base)
     inputs = [x.requires_grad_() for x in arguments[:3]]

@@ -77,6 +77,7 @@ def call(
     offset=0,
     dense=False,
     masked=False,
+    video_masked=False,
     scale=0.1,
 ):
     """offset: of the tensors from the start of their memory, in elements."""
@@ -93,7 +94,8 @@ def call(
     flags = torch.ones(1, dtype=torch.bool) if dense else None
     geometry = geometry_of([video, 5], grid, SPEC)
     mask = torch.ones(1, 5, dtype=torch.bool) if masked else None
-    visible = Visibility(geometry, key_mask=mask, dense=flags)
+    of_video = torch.ones(1, video, dtype=torch.bool) if video_masked else None
+    visible = Visibility(geometry, key_mask=mask, dense=flags, video_mask=of_video)
     return launch.attention_forward(tensor(), tensor(), tensor(), visible, scale, kernel)
 
 
@@ -159,7 +161,7 @@ def test_a_call_like_an_earlier_one_goes_straight_to_the_binary(kernel, monkeypa
     assert again[6] is out
     assert arguments[6] is not out
     assert again[0].base is again[3]
-    numbers = slice(11, None)  # after descriptors and tensors
+    numbers = slice(13, None)  # after descriptors and tensors
     assert arguments[numbers] == again[numbers]
     assert again[-2:] == ["constants", "tma"]
 
@@ -173,6 +175,7 @@ def test_a_call_like_an_earlier_one_goes_straight_to_the_binary(kernel, monkeypa
         {"token_major": True},
         {"dense": True},
         {"masked": True},
+        {"video_masked": True},
         {"scale": 0.2},
     ],
 )
