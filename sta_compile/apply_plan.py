@@ -58,14 +58,16 @@ def apply_plan(
             local = [g if isinstance(g, int) else threads.reach(g, owner) for g in grid]
             node, tokens = found.site.node, found.tokens
             segments = [sizes.of_size(size, owner, node) for _, size in tokens.segments]
+            spec = plan.spec([role for role, _ in tokens.segments])
             replace_attention(
                 view,
                 found,
-                plan.spec([role for role, _ in tokens.segments]),
+                spec,
                 local,
                 segments,
                 masks.key_lengths(found, segments),
                 masks.key_mask(found, segments),
+                masks.video_mask(found, segments, local, spec),
                 None if plan.exact else flags.dense(found),
                 copies,
             )

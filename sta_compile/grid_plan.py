@@ -88,7 +88,11 @@ class GridPlan:
         if any(self.ends) and self.settings.always_keep is not None:
             frames = ", ".join(map(str, self.settings.always_keep))
             parts.append(f"beside frames that every query sees: {frames}")
-        return ", ".join([*parts, *(["checked on the device"] if self.checked_hint else [])])
+        if self.checked_hint:
+            parts.append("checked on the device")
+        if site.tokens.video_mask:
+            parts.append("its mask is checked on the device to leave all video keys")
+        return ", ".join(parts)
 
     def report(self, kernel: str) -> list[ReplacedSite]:
         """One row per attention."""

@@ -48,7 +48,7 @@ def infer_grids(
     reader = _Reader(trace, example_inputs)
     for part in unknown:
         reader.read(part)
-    hints = Hints(reader.by_atom, tuple(reader.doubts))
+    hints = Hints(reader.by_atom, tuple(reader.doubts), reader.known_values())
     if reader.known:
         trace = trace_dims(trace.view, reader.restated())
     return trace, GridInference(trace, declared, hints, known)
@@ -107,6 +107,14 @@ class _Reader:
         self.known: dict[Axis, Axis] = {}
         self.by_atom: dict[Atom, Hint] = {}
         self.doubts: list[Doubt] = []
+
+    def known_values(self) -> dict[torch.fx.Node, Any]:
+        """Of the inputs that are numbers, or tensors with values."""
+        return {
+            node: value
+            for node, value in self.values.items()
+            if _has_values(value) or isinstance(value, (int, float))
+        }
 
     def read(self, part: Axis) -> None:
         """Takes the grid of a token axis from the inputs that have it, or notes why not."""
@@ -217,7 +225,7 @@ class _Reader:
         self.doubts.append(Doubt(source.node, source.dim, reason, hint))
 
 
-def _has_values(value: torch.Tensor) -> bool:
+def _has_values(value: Any) -> bool:
     """Is a tensor neither fake nor on meta, nor a wrapper that may hold its numbers in another form?"""
     return type(value) in (torch.Tensor, torch.nn.Parameter) and not value.is_meta
 

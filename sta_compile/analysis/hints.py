@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch.fx
 
@@ -36,7 +37,8 @@ class Doubt:
 
 @dataclass(frozen=True, eq=False)
 class Hints:
-    """by_atom: the hint that made an atom a grid axis."""
+    """by_atom: the hint that made an atom a grid axis. values: what the inputs of the graph hold while it compiles."""
 
     by_atom: Mapping[Atom, Hint] = field(default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
+    values: Mapping[torch.fx.Node, Any] = field(default_factory=dict)

@@ -127,7 +127,7 @@ class GridInference:
         self._positions = position_axes(trace)
         self.streams = TokenStreams(trace)
         self._parts = TokenParts(self.streams)
-        self._sequences = SequenceReader(trace.view)
+        self._sequences = SequenceReader(trace.view, hints.values)
 
     def _latents(self, nodes: Any) -> list[list[Axis]]:
         """Axes of the tensors among the nodes: b, c, t, (h p), (w p) of a latent that is cut into patches."""

@@ -1,4 +1,4 @@
-"""Does the mask of an attention hide context keys only, whatever the data? Proved from the graph.
+"""Which keys does the mask of an attention hide, from all queries of the video alike? Proved from the graph.
 
 HunyuanVideo builds `ones(B, S).masked_fill(arange(S) >= N + text_length, False)`: key j is valid iff j < N + length, and
 a length counts, so all N video keys are valid and the mask says no more than the number of valid text tokens. Of
@@ -15,29 +15,31 @@ import torch.fx
 
 from .axes import Size
 from .graph_view import GraphView, fake_value
-from .mask_facts import ADDITIVE, TRUE, TRUTH, Below, Fact
+from .mask_facts import ADDITIVE, FALSE, TRUE, TRUTH, Below, Fact
 from .mask_spans import ONE, Span, Spans, is_one, sizes_of
 from .read_mask import MaskReader
 
 
 @dataclass(frozen=True)
 class ContextMask:
-    """What a mask says of the keys beside the video. facts: per segment beside the video, in the order of the keys.
+    """What a mask says of the keys. facts: per segment beside the video, in the order of the keys.
 
     additive: the mask holds 0 for valid keys and large negative numbers for others, instead of True and False.
+    video: what it says of the video's keys, the same to all queries of the video.
     """
 
     facts: tuple[Fact, ...]
     additive: bool
+    video: Fact = TRUE
 
     @property
     def hides_nothing(self) -> bool:
-        return all(fact == TRUE for fact in self.facts)
+        return all(fact == TRUE for fact in (self.video, *self.facts))
 
     @property
     def prefixes(self) -> bool:
-        """Is of each segment a number of first keys valid?"""
-        return all(
+        """Is of each segment beside the video a number of first keys valid, and all of the video?"""
+        return self.video == TRUE and all(
             fact == TRUE or (isinstance(fact, Below) and not fact.negated) for fact in self.facts
         )
 
@@ -57,24 +59,32 @@ class MaskProver:
         video: int,
         video_queries: tuple[Size, Size],
     ) -> ContextMask | None:
-        """What a mask, read at position `before` of the graph, says; None if it may hide a key of the video.
+        """What a mask, read at position `before` of the graph, says; None if queries may see other keys than others do.
 
         The mask broadcasts to [batch, heads, queries, keys]. keys: segments along the keys; video: index of the video's;
         video_queries: start and stop of the video's queries. Queries beside the video may see nothing at all: rows of
         padding, which nobody reads.
         """
         facts: list[Fact] = []
+        of_video: Fact = TRUE
         additive = fake_value(mask).dtype != torch.bool
         start: Size = 0
         for index, size in enumerate(keys):
             stop = start + size
             fact = self._fact(mask, before, (start, stop), video_queries)
-            if fact is None or (index == video and fact != TRUE):
+            if fact is None or (index == video and fact == FALSE):
                 return None
-            if index != video:
+            if index == video:
+                of_video = fact
+            else:
                 facts.append(fact)
             start = stop
-        return ContextMask(tuple(facts), additive)
+        one_for_all = is_one(sizes_of(mask)[-1])  # then no part of it is about the video alone
+        return (
+            None
+            if one_for_all and of_video != TRUE
+            else ContextMask(tuple(facts), additive, of_video)
+        )
 
     def _fact(
         self,

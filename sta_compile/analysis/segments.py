@@ -6,14 +6,17 @@ Queries `[video 60]` over keys `[text 7 | video 60]` are the segments ("keys", 7
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+import torch.fx
 
 from .attention_site import AttentionSite
 from .axes import Axis, Size, axis_size, resolve, same_size
 from .graph_view import GraphView
 from .mask_facts import TRUE, Below, Fact
+from .mask_values import MaskValues
 from .prove_mask import MaskProver
 
 Segment = tuple[str, Size]  # role, tokens
@@ -26,11 +29,13 @@ class Tokens:
     segments: (role, tokens) in the order of the keys; roles are "video" (one), "context" and "keys".
     lengths: per segment beside the video its valid keys, a prefix (`Below`) or TRUE; None if all keys are valid.
     mask: "bool" or "additive" if the site's mask has to tell which keys beside the video are valid; then no lengths.
+    video_mask: it has to tell which keys of the video are valid, too. All were, when the model was compiled.
     """
 
     segments: tuple[Segment, ...]
     lengths: tuple[Fact, ...] | None = None
     mask: Literal["", "bool", "additive"] = ""
+    video_mask: bool = False
 
     @property
     def video(self) -> int:
@@ -93,12 +98,14 @@ def _roles(queries: Sequence[Axis], keys: Sequence[Axis]) -> list[Segment] | Non
 class SequenceReader:
     """Finds which keys are valid, for the attentions of one graph."""
 
-    def __init__(self, view: GraphView) -> None:
+    def __init__(self, view: GraphView, values: Mapping[torch.fx.Node, Any]) -> None:
         self.view = view
         self._prover = MaskProver(view)
+        self._values = MaskValues(view, values)
 
     def read(self, site: AttentionSite, segments: tuple[Segment, ...]) -> Tokens | None:
-        """The sequence with what the site's mask says of it; None if the mask may hide video keys."""
+        """The sequence with what the site's mask says of it; None if the mask may hide video keys, and does or may be
+        expected to."""
         plain = Tokens(segments)
         if site.mask is None:
             return Tokens(merged(segments))
@@ -112,7 +119,13 @@ class SequenceReader:
             return Tokens(merged(segments))
         if found.prefixes and _starts_are_known(segments, found.facts):
             return Tokens(segments, found.facts)
-        return Tokens(merged(segments), mask="additive" if found.additive else "bool")
+        mask: Literal["bool", "additive"] = "additive" if found.additive else "bool"
+        if found.video == TRUE:
+            return Tokens(merged(segments), mask=mask)
+        at: Size = sum(sizes[: plain.video])
+        if not self._values.shows(site.mask, start, at, video):
+            return None
+        return Tokens(merged(segments), mask=mask, video_mask=True)
 
 
 def _starts_are_known(segments: tuple[Segment, ...], facts: Sequence[Fact]) -> bool:

@@ -1,4 +1,4 @@
-"""Which keys beside the video are valid: the arguments `key_lengths` and `key_mask` of the attentions over one grid.
+"""Which keys are valid: the arguments `key_lengths`, `key_mask` and `video_mask` of the attentions over one grid.
 
 Each is made once for all attentions of a graph that read the same mask: before the first of them.
 """
@@ -6,7 +6,7 @@ Each is made once for all attentions of a graph that read the same mask: before 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from ..analysis.segments import Tokens
 from ..analysis.token_values import storage_of, written_storages
 from .fake_values import add_call
 from .thread_value import ValueThreads
+from .tile_order import emit_tile
 
 Number = int | torch.fx.Node
 
@@ -52,14 +53,41 @@ class MaskNodes:
 
     def key_mask(self, found: VideoAttention, segments: Sequence[Number]) -> torch.fx.Node | None:
         """Which tokens beside the video are valid keys, bool [batch, tokens], from the mask of the attention itself."""
-        mask = found.site.mask
-        if not found.tokens.mask or mask is None:
+        if not found.tokens.mask or len(segments) == 1:
             return None
+        return self._of_mask(found, segments, "beside", _Emitter(found).mask)
+
+    def video_mask(
+        self,
+        found: VideoAttention,
+        segments: Sequence[Number],
+        grid: Sequence[Number],
+        spec: str,
+    ) -> torch.fx.Node | None:
+        """Which tokens of the video are valid keys, bool [batch, tokens] in tile order, where that is data."""
+        if not found.tokens.video_mask:
+            return None
+
+        def emit(mask: torch.fx.Node, tokens: Tokens, segments: Sequence[Number]) -> torch.fx.Node:
+            return _Emitter(found).video_mask(mask, tokens, segments, grid, spec)
+
+        return self._of_mask(found, segments, (tuple(grid), spec), emit)
+
+    def _of_mask(
+        self,
+        found: VideoAttention,
+        segments: Sequence[Number],
+        what: Any,
+        emit: Callable[[torch.fx.Node, Tokens, Sequence[Number]], torch.fx.Node],
+    ) -> torch.fx.Node:
+        """Made of the site's mask, once for all sites that read the same."""
+        mask = found.site.mask
+        assert mask is not None
         written = any(storage in self._written for storage in storage_of(mask))
         reader = found.site.node if written else None
-        key = (mask, reader, found.tokens.segments, tuple(segments), _batch(found))
+        key = (what, mask, reader, found.tokens.segments, tuple(segments), _batch(found))
         if key not in self._made:
-            self._made[key] = _Emitter(found).mask(mask, found.tokens, segments)
+            self._made[key] = emit(mask, found.tokens, segments)
         return self._made[key]
 
 
@@ -119,7 +147,7 @@ class _Emitter:
             columns.append(self.call("to", valid, torch.int32))
         return self.call(torch.stack, columns, 1)
 
-    def mask(
+    def _row(
         self, mask: torch.fx.Node, tokens: Tokens, segments: Sequence[Number]
     ) -> torch.fx.Node:
         """The row of the first video query, which sees what all valid queries see."""
@@ -131,7 +159,12 @@ class _Emitter:
             first = self.total([n for (role, _), n in pairs if role != "keys"])
             one = same_size(size_of(fake_value(row).shape[-2]), 1)
             row = self.call("select", row, -2, 0 if one else first)
-        video = tokens.video
+        return row
+
+    def mask(
+        self, mask: torch.fx.Node, tokens: Tokens, segments: Sequence[Number]
+    ) -> torch.fx.Node:
+        row, video = self._row(mask, tokens, segments), tokens.video
         before, after = self.total(segments[:video]), self.total(segments[video + 1 :])
         stop = self.total([before, segments[video]])
         pieces = [
@@ -140,6 +173,24 @@ class _Emitter:
             if length != 0
         ]
         valid = self.call(torch.cat, pieces, -1) if len(pieces) > 1 else pieces[0]
+        return self._flags(valid, tokens, self.total([before, after]))
+
+    def video_mask(
+        self,
+        mask: torch.fx.Node,
+        tokens: Tokens,
+        segments: Sequence[Number],
+        grid: Sequence[Number],
+        spec: str,
+    ) -> torch.fx.Node:
+        row, count = self._row(mask, tokens, segments), segments[tokens.video]
+        valid = self.call("narrow", row, -1, self.total(segments[: tokens.video]), count)
+        flags = self._flags(valid, tokens, count)
+        with self.node.graph.inserting_before(self.node):
+            return emit_tile(self.node.graph, flags, 1, 0, grid, spec, True, like=self.node)
+
+    def _flags(self, valid: torch.fx.Node, tokens: Tokens, count: Number) -> torch.fx.Node:
+        """Bool [batch, count]."""
         if tokens.mask == "additive":
             valid = self.call("eq", valid, 0)
-        return self.call("expand", valid, self.batch(), self.total([before, after]))
+        return self.call("expand", valid, self.batch(), count)

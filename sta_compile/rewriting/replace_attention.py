@@ -86,14 +86,16 @@ def replace_attention(
     segments: Sequence[Number],
     key_lengths: torch.fx.Node | None,
     key_mask: torch.fx.Node | None,
+    video_mask: torch.fx.Node | None,
     dense: torch.fx.Node | None,
     copies: Mapping[tuple[torch.fx.Node, torch.fx.Node], torch.fx.Node],
 ) -> torch.fx.Node:
     """Rewires the readers of an attention to `sta::attention` and removes what nothing reads any more.
 
     grid: (T, H, W); segments: tokens per segment; key_lengths: int32 [batch, segments beside the video]; key_mask: bool
-    [batch, tokens beside the video]; dense: bool [batch]. All nodes belong to the site's graph; copies: operands in tile
-    order by (site node, value). Returns the node of the new output, which has the old one's shape and dtype.
+    [batch, tokens beside the video]; video_mask: bool [batch, tokens of the video]; dense: bool [batch]. All nodes belong to
+    the site's graph; copies: operands in tile order by (site node, value). Returns the node of the new output, which has
+    the old one's shape and dtype.
     """
     site = found.site
     graph, old = site.node.graph, site.node
@@ -127,7 +129,7 @@ def replace_attention(
             list(grid),
             spec,
             site.scale,
-            *([] if key_mask is None else [key_mask]),
+            *([] if key_mask is None and video_mask is None else [key_mask, video_mask]),
         )
         out = call("call_function", operator.getitem, result, 0)
         if site.projections is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -30,20 +31,29 @@ def break_between_blocks(model: nn.Module) -> None:
         block.register_forward_pre_hook(torch.compiler.disable(lambda *_: None))
 
 
-def check(case: Case, levels: list[float], noisy: float) -> None:
-    """What the compiled model computes is what the definition says for these steps."""
-    site = sta_compile.reports()[-1 if sta_compile.reports()[-1].replaced else -2].replaced[0]
+def check(
+    case: Case, levels: list[float], noisy: float, hides: Sequence[bool] = (False, False)
+) -> None:
+    """What the compiled model computes is what the definition says for these steps.
+
+    hides: samples of which a mask hides keys of the video, which are dense.
+    """
+    site = next(r for r in reversed(sta_compile.reports()) if r.replaced).replaced[0]
     inputs = case.at(*levels)
     found = case.model(**inputs)[0]
     compiled, case.model._compiled_call_impl = case.model._compiled_call_impl, None
     mask = window_mask(site.grid, site.tiles, site.window)
-    dense = [level == noisy for level in levels]
+    dense = [level == noisy or hidden for level, hidden in zip(levels, hides, strict=False)]
     with Oracle(case.model, case.sites, mask, text_first=case.text_first, dense=dense):
         assert relative_error(found, case.model(**inputs)[0]) < 1e-5
     case.model._compiled_call_impl = compiled
 
 
-@pytest.mark.parametrize("name", ["wan_ti2v", "cogvideox_5b", "ltx"])
+OF_CALL = "proved by another graph of this call"
+OF_MASK = "its mask is checked on the device to leave all video keys"
+
+
+@pytest.mark.parametrize("name", ["wan_ti2v", "cogvideox_5b", "ltx", "hunyuan"])
 def test_breaks_between_blocks(name):
     family = FAMILIES[name]
     case = family.case(2, GRID)
@@ -52,13 +62,42 @@ def test_breaks_between_blocks(name):
     sta_compile.compile(case.model, noise=family.noise, **OPTIONS)
     case.model(**case.inputs)
     replaced = [site for report in sta_compile.reports() for site in report.replaced]
-    assert {(site.grid, site.evidence) for site in replaced} == {
-        (GRID, "proved by another graph of this call")
-    }
+    evidence = f"{OF_CALL}, {OF_MASK}" if name == "hunyuan" else OF_CALL
+    assert {(site.grid, site.evidence) for site in replaced} == {(GRID, evidence)}
     with torch._dynamo.config.patch(error_on_recompile=True):
         for levels in ([family.clean] * 2, [family.noisy] * 2, [family.clean, family.noisy]):
             check(case, levels, family.noisy)
     assert list(case.model.state_dict()) == names
+
+
+def test_a_mask_that_hides_video_from_blocks_later():
+    """A block gets HunyuanVideo's mask as an input; what it says of the video is asked of the device in each call."""
+    family = FAMILIES["hunyuan"]
+    case = family.case(2, GRID)
+    hidden = torch.zeros(0, dtype=torch.long)
+
+    @torch.compiler.disable
+    def hide(_, args):
+        return tuple(without(arg) if is_mask(arg) else arg for arg in args)
+
+    def is_mask(arg) -> bool:
+        return isinstance(arg, torch.Tensor) and arg.dtype == torch.bool and arg.shape[-1] > 144
+
+    def without(mask):
+        mask = mask.clone()
+        mask[0, ..., hidden] = False
+        return mask
+
+    for block in blocks_of(case.model):
+        block.register_forward_pre_hook(hide)
+    sta_compile.compile(case.model, noise=family.noise, **OPTIONS)
+    case.model(**case.inputs)
+    graphs = len(sta_compile.reports())
+    for positions, dense in (([], False), ([5, 77], True), (range(144), True), ([], False)):
+        hidden = torch.tensor(positions, dtype=torch.long)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            check(case, [family.clean] * 2, family.noisy, hides=[dense, False])
+    assert len(sta_compile.reports()) == graphs
 
 
 def test_portrait_after_landscape():

@@ -125,15 +125,23 @@ def per_head(valid):
     return torch.cat([ones_beside(valid), ones_beside(torch.ones_like(valid))], 1)
 
 
+def repeated_for_the_video(valid):
+    """The first text token says whether a third of the video is shown."""
+    third = valid[:, :1].expand(-1, N // 3)
+    return F.pad(torch.cat([third, valid], 1), (N - N // 3, 0), value=True)[:, None, None]
+
+
 # Masks that are lengths, and masks that the kernel is given.
 LENGTHS = [below_the_length, hidden_from_the_length, everything]
 GIVEN = [
     padded_in_front, ones_beside, additive, pairs_of_valid, written, filled, chosen,
     pairs_as_in_hunyuan_video_15,
 ]  # fmt: skip
-UNDERSTOOD = [*LENGTHS, *GIVEN]
+# Masks that leave the video alone in the call that is compiled: the device looks at each later one.
+CHECKED = [shorter_than_the_text, length_of_all, repeated_for_the_video]
+UNDERSTOOD = [*LENGTHS, *GIVEN, *CHECKED]
 OTHERS = [
-    shorter_than_the_text, length_of_all, from_below, causal, frame_causal, video_only_sees_video,
+    from_below, causal, frame_causal, video_only_sees_video,
     every_third_hidden, mild, of_any_numbers, rows_without_text, per_head,
 ]  # fmt: skip
 
@@ -164,8 +172,13 @@ def test_masks(mask, batch):
     assert sites == (model.sites if mask in UNDERSTOOD else [])
     holes, none = inputs["valid"].clone(), torch.zeros(batch, L, dtype=torch.bool)
     holes[:, 2] = False
-    for given in (inputs["valid"], holes, none):  # the graph was made for the first
-        with Oracle(model, sites, window_mask(GRID, (3, 3, 4), (1, 3, 3))):
+    one = inputs["valid"].clone()
+    one[0] = False
+    for given in (inputs["valid"], holes, none, one):  # the graph was made for the first
+        dense = [False] * batch
+        if mask in CHECKED:  # a sample that hides keys of the video is dense
+            dense = (~mask(given)[..., :N].flatten(1).all(1)).tolist()
+        with Oracle(model, sites, window_mask(GRID, (3, 3, 4), (1, 3, 3)), dense=dense):
             expected = model(**{**inputs, "valid": given})
         found = variant.run(**{**inputs, "valid": given})
         rows = expected.isfinite()  # an empty row is NaN in eager
