@@ -146,15 +146,26 @@ def _equalities(shape_env: Any) -> dict[Any, Any]:
     count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
     if count == len(shape_env.guards):
         return equal
-    equations = [g.expr.args for g in shape_env.guards if isinstance(g.expr, sympy.Eq)]
+    guards = [g.expr.args for g in shape_env.guards if isinstance(g.expr, sympy.Eq)]
+    equations = [_without_common_factors(*sides) for sides in guards]
     equal = dict(filter(None, (_number_of(left - right) for left, right in equations)))
     for left, right in equations:
-        for symbol, other in ((left, right.xreplace(equal)), (right, left.xreplace(equal))):
+        for symbol, side in ((left, right), (right, left)):
+            other = side.xreplace(equal)
             known = symbol in equal or symbol in other.free_symbols
-            if symbol.is_Symbol and not other.is_Symbol and not known:
+            if symbol.is_Symbol and not known:
                 equal[symbol] = other
     shape_env._sta_equalities = (len(shape_env.guards), equal)
     return equal
+
+
+def _without_common_factors(left: Any, right: Any) -> tuple[Any, Any]:
+    """Sides of an equation divided by the sizes that both have: s0 * s1 * s2 = s0 * s1 * s3 says that s2 = s3."""
+    both = set(left.args if left.is_Mul else ()) & set(right.args if right.is_Mul else ())
+    for size in both:
+        if size.is_Symbol and size.is_positive:
+            left, right = left / size, right / size
+    return left, right
 
 
 def _number_of(difference: Any) -> tuple[Any, Any] | None:

@@ -21,6 +21,7 @@ from .rewriting.insert_dense import insert_check, insert_dense
 from .rewriting.insert_layout import insert_layout
 from .rewriting.mask_nodes import MaskNodes
 from .rewriting.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
+from .rewriting.spread_values import spread_values
 from .rewriting.thread_value import ValueThreads
 from .settings import Settings
 
@@ -49,10 +50,9 @@ def apply_plan(
         flags = unchecked if hint is None else checked[hint]
         masks = MaskNodes(threads)
         grid = _grid_numbers(view, plan, sizes)
-        roles = [role for role, _ in plan.sites[0].tokens.segments]
-        copies = insert_layout(
-            view, sizes, plan.layout.conversions, plan.shift, grid, plan.spec(roles)
-        )
+        spec = plan.spec([role for role, _ in plan.sites[0].tokens.segments])
+        copies = insert_layout(view, sizes, plan.layout.conversions, plan.shift, grid, spec)
+        spread_values(view, sizes, plan.layout.spreads, plan.shift, grid, spec)
         for found in plan.sites:
             owner = view.owner[found.site.node]
             local = [g if isinstance(g, int) else threads.reach(g, owner) for g in grid]
@@ -77,15 +77,26 @@ def _grid_numbers(view: GraphView, plan: GridPlan, sizes: SizeNodes) -> list[Num
     """(T, H, W): ints, or nodes of the root graph where the grid stays symbolic."""
     if plan.windowed is not None:
         return list(plan.windowed)
-    first = next(n for n in view.nodes if n.op == "output" and view.owner[n] is view.gm)
+    first = _first_use(view, plan)
     numbers: list[Number] = []
     for factor in plan.factors:
         size = axis_size((factor,))
         node = size if isinstance(size, int) else sizes.of_axis((factor,), first)
-        if node is None:
-            raise LookupError(f"no value of the graph has the grid axis {size} by itself")
+        if node is None:  # a value with this axis by itself is made later, one of its size is not
+            node = sizes.of_size(size, view.gm, first)
         numbers.append(node)
     return plan.sites[0].grid.in_place(numbers)
+
+
+def _first_use(view: GraphView, plan: GridPlan) -> torch.fx.Node:
+    """The first node of the root graph that may read the grid's sizes, by itself or in its body."""
+    readers = [reader for conversion in plan.layout.conversions for reader in conversion.readers]
+    readers += [spread.reader for spread in plan.layout.spreads]
+    readers += [found.site.node for found in plan.sites]
+    first = min(readers, key=view.position.__getitem__)
+    while view.owner[first] is not view.gm:
+        first = view.calls[view.owner[first]][0]
+    return first
 
 
 def _dense_flags(

@@ -330,6 +330,8 @@ def _whole_segments(axis: Axis, start: Size, stop: Size) -> Axis:
 
 def concat(parts: Sequence[Axis]) -> Axis:
     """The axis of a concatenation; neighbouring slices that together are a whole axis give that axis back."""
+    if len(parts) == 1:
+        return resolve(parts[0])
     kept = [part if part else (Atom(1),) for part in parts]
     pieces = [piece for part in kept for piece in _pieces(part)]
     joined: list[Axis] = []

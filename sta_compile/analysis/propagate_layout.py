@@ -23,6 +23,7 @@ from ..planning.cut_layout import LayoutProblem, LayoutSolution, Use, solve
 from .axes import Axis, Size
 from .graph_view import canonical_name, fake_value, is_inplace, is_tensor
 from .infer_grid import VideoAttention
+from .partial_values import Pattern, Spread, spreads
 from .token_values import Place, TokenValues, storage_of, written_storages
 from .trace_dims import DimTrace
 
@@ -32,11 +33,13 @@ class Conversion:
     """One value, converted for some of its readers. `readers` are nodes of the value's own graph.
 
     span: the number of dimensions, from `dim` on, over which the value has the grid cut up.
+    lead: grids in these dimensions, one after the other.
     """
 
     value: torch.fx.Node
     dim: int
     span: int
+    lead: Size
     offsets: tuple[Size, ...]  # of each time that the value holds the grid
     to_tile: bool
     readers: tuple[torch.fx.Node, ...]
@@ -44,8 +47,11 @@ class Conversion:
 
 @dataclass(frozen=True, eq=False)
 class LayoutPlan:
+    """spreads: partial values whose rows are picked in tile order."""
+
     conversions: tuple[Conversion, ...]
     logical: int  # conversions of the cut; a conversion repeated after in-place writes counts once
+    spreads: tuple[Spread, ...] = ()
 
 
 class LayoutBuilder:
@@ -56,6 +62,8 @@ class LayoutBuilder:
         self.values = TokenValues(trace, grid)
         self.sites = {s.site.node: s.site for s in sites}
         self.variables: dict[torch.fx.Node, int] = {}
+        self.numbers: dict[Pattern, int] = {}  # variables of the row numbers of partial values
+        self.spreads: list[Spread] = []
         self.ties: list[tuple[int, int]] = []
         self.raster: set[int] = set()
         self.tile: set[int] = set()
@@ -86,7 +94,14 @@ class LayoutBuilder:
         return dead
 
     def _variable(self, node: torch.fx.Node) -> int:
-        return self.variables.setdefault(node, len(self.variables))
+        return self.variables.setdefault(node, len(self.variables) + len(self.numbers))
+
+    def _numbers(self, spread: Spread) -> int:
+        """The variable of a spread's row numbers, which are made in raster order, once for a pattern."""
+        if spread.pattern not in self.numbers:
+            self.numbers[spread.pattern] = len(self.variables) + len(self.numbers)
+            self.raster.add(self.numbers[spread.pattern])
+        return self.numbers[spread.pattern]
 
     def problem(self, *, around_sites: bool = False) -> LayoutProblem:
         """The cut problem; `around_sites` pins all but the attentions to raster order."""
@@ -98,7 +113,7 @@ class LayoutBuilder:
             sites = {self.variables[n] for n in self.sites if n in self.variables}
             self.raster |= set(self.variables.values()) - sites
         return LayoutProblem(
-            variables=len(self.variables),
+            variables=len(self.variables) + len(self.numbers),
             ties=self.ties,
             raster=frozenset(self.raster),
             tile=frozenset(self.tile),
@@ -171,7 +186,13 @@ class LayoutBuilder:
         variable = self._variable(node)
         for operand in holding:
             self._read(operand, node, variable)
-        if self._pinned(node, inputs, holding, place):
+        found = spreads(self.values, node)
+        for spread in found:
+            # As dear as what it saves the conversion of: one value alone is converted as it is.
+            number, position = self._numbers(spread), self.view.position[node]
+            self.uses.append(Use(number, variable, _bytes(node), position))
+        self.spreads += found
+        if self._pinned(node, inputs, holding, place, {spread.value for spread in found}):
             self.raster.add(variable)
 
     def _pinned(
@@ -180,11 +201,12 @@ class LayoutBuilder:
         inputs: list[torch.fx.Node],
         holding: list[torch.fx.Node],
         place: Place | None,
+        partial: set[torch.fx.Node],
     ) -> bool:
-        """Must an operation see raster order?"""
+        """Must an operation see raster order? partial: operands that are spread over the tokens."""
         if node in self.trace.opaque or self.values.misaligned(node):
             return True
-        if any(self.values.scattered(n) for n in [*inputs, node]):
+        if any(self.values.scattered(n) for n in [*inputs, node] if n not in partial):
             return True
         if holding and self.values.order_bound(node):
             return True
@@ -193,7 +215,7 @@ class LayoutBuilder:
             return not isinstance(target, torch.fx.Node) or self._place(target) is None
         if place is None:
             return not self.values.order_free(node)
-        return not holding and not self.values.constant(node)
+        return not holding and not partial and not self.values.constant(node)
 
     def _read(self, value: torch.fx.Node, reader: torch.fx.Node, variable: int) -> None:
         place = self._place(value)
@@ -207,8 +229,16 @@ class LayoutBuilder:
             return
         self.reads.append((value, reader, variable))
         # Of two views of one value, the one with a token axis of its own is the better to convert.
-        cost = _bytes(value) * (1 if place.span == 1 else 1.001)
+        cost = _bytes(value) * (1 if place.span == 1 else 1.001) * self._times(value)
         self.uses.append(Use(mine, variable, cost, self.view.position[reader]))
+
+    def _times(self, node: torch.fx.Node) -> int:
+        """How many times a node is run: those in the body of a nested region, once for each of its calls."""
+        owner, times = self.view.owner[node], 1
+        while owner is not self.view.gm:
+            calls = self.view.calls[owner]
+            owner, times = self.view.owner[calls[0]], times * len(calls)
+        return times
 
     def _tie_written_memory(self) -> None:
         """A write through one view is seen through all: the views of written memory share one order."""
@@ -238,12 +268,17 @@ class LayoutBuilder:
                     value,
                     place.dim,
                     place.span,
+                    place.lead,
                     place.offsets,
                     to_tile,
                     tuple(dict.fromkeys(readers)),
                 )
             )
-        return LayoutPlan(tuple(conversions), len({(v, t) for v, t, _ in served}))
+        kept = tuple(s for s in self.spreads if solution.order[self.variables[s.reader]])
+        numbers = {self._numbers(spread) for spread in kept}
+        return LayoutPlan(
+            tuple(conversions), len({(v, t) for v, t, _ in served}) + len(numbers), kept
+        )
 
     def _writes_before(
         self,

@@ -41,10 +41,10 @@ _CONSTANT = {
     "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like",
     "new_zeros", "new_ones", "new_full", "new_empty",
 }  # fmt: skip
-_BROADCAST = {"expand", "expand_as", "broadcast_to", "repeat", "repeat_interleave"}
+BROADCAST = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
 # Beside pointwise ones, operations that a grid cut up over axes passes in any order: they leave all of these axes as they
 # are, put them together again, or leave out all of them.
-_INDIFFERENT = _CONSTANT | _BROADCAST | _REDUCTIONS | {
+_INDIFFERENT = _CONSTANT | BROADCAST | _REDUCTIONS | {
     "view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "squeeze", "unsqueeze", "permute",
     "transpose", "movedim", "linear", "cat", "stack", "chunk", "split", "unbind", "getitem", "narrow", "select",
 }  # fmt: skip
@@ -57,12 +57,14 @@ class Place:
 
     offsets: several where the value holds the grid several times along `dim`.
     movable: False where a conversion can't be written: the tokens are merged with another axis, or are along two.
+    lead: how many grids the dimensions hold one after the other, [samples * frames, rows * cols] for example.
     """
 
     dim: int
     offsets: tuple[Size, ...]
     movable: bool
     span: int = 1
+    lead: Size = 1
 
 
 class TokenValues:
@@ -84,17 +86,29 @@ class TokenValues:
                 movable = all(at == dim and moves for at, _, moves in places)
                 return Place(dim, offsets, movable and isinstance(traced, tuple))
             if run := self._run(dims):
-                return Place(run[0], (0,), isinstance(traced, tuple), len(run))
+                lead = self.lead(dims[run[0]])
+                return Place(run[0], (0,), isinstance(traced, tuple), len(run), lead)
         return None
 
     def _run(self, dims: Dims) -> range:
         """The neighbouring dimensions over which the grid is cut up, if no other dimension has a part of it."""
-        held = [d for d, axis in enumerate(dims) if any(a in self._atoms for a in atoms_of(axis))]
+        held = [d for d, axis in enumerate(dims) if self.touches(axis)]
         if len(held) < 2:
             return range(0)
         run = range(held[0], held[-1] + 1)
         factors = tuple(factor for d in run for factor in dims[d])
-        return run if factors == self.grid else range(0)
+        ahead = len(factors) - len(self.grid)
+        whole = ahead >= 0 and factors[ahead:] == self.grid
+        return run if whole and ahead < len(dims[run[0]]) else range(0)
+
+    def touches(self, axis: Axis) -> bool:
+        """Has an axis a part of the grid?"""
+        return any(atom in self._atoms for atom in atoms_of(axis))
+
+    def lead(self, axis: Axis) -> Size:
+        """Size of what the first of several dimensions holds ahead of its part of the grid."""
+        ahead = next((i for i, factor in enumerate(axis) if self.touches((factor,))), 0)
+        return axis_size(axis[:ahead])
 
     def _find(self, axis: Axis) -> list[tuple[Size, bool]]:
         """(offset, movable) of each occurrence of the grid in an axis."""
@@ -113,7 +127,7 @@ class TokenValues:
     def scattered(self, node: torch.fx.Node) -> bool:
         """Does a value hold factors of the grid, but not the grid as a whole?"""
         return any(
-            not self._find(axis) and any(a in self._atoms for a in atoms_of(axis))
+            not self._find(axis) and self.touches(axis)
             for dims in self.trace.tensors(node)
             if not self._run(dims)
             for axis in dims
@@ -136,7 +150,7 @@ class TokenValues:
         if name in _CONSTANT:
             return True
         sources = [s for s in self.view.producers(node) if self.trace.tensors(s)]
-        if name in _BROADCAST:
+        if name in BROADCAST:
             return not any(self.place(s) or self.scattered(s) for s in sources)
         return False
 

@@ -155,6 +155,8 @@ def repeat_interleave(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """Each element is repeated in place: axis n -> (n, copies)."""
     dims, dim = operand(trace, node), argument(node, 2, "dim")
     copies = argument(node, 1, "repeats")
+    if dim is None and dims is not None and len(dims) == 1:
+        dim = 0
     if dims is None or dim is None or is_tensor(copies):
         return None
     out = list(dims)

@@ -37,10 +37,15 @@ def insert_layout(
         starts = [sizes.of_size(offset, owner, first) for offset in conversion.offsets]
         local = [g if isinstance(g, int) else sizes.threads.reach(g, owner) for g in grid]
         with value.graph.inserting_before(first):
-            copy = value
+            copy, dim = value, conversion.dim
             if conversion.span > 1:
-                ends = (conversion.dim, conversion.dim + conversion.span - 1)
+                ends = (dim, dim + conversion.span - 1)
                 copy = add_call(value.graph, "call_method", "flatten", (value, *ends), like=first)
+            if conversion.lead != 1:
+                lead = sizes.of_size(conversion.lead, owner, first)
+                args = (copy, dim, (lead, -1))
+                copy = add_call(value.graph, "call_method", "unflatten", args, like=first)
+                dim += 1
             for start in starts:
                 offset = start
                 if shift:
@@ -54,7 +59,7 @@ def insert_layout(
                 copy = emit_tile(
                     value.graph,
                     copy,
-                    conversion.dim,
+                    dim,
                     offset,
                     local,
                     spec,

@@ -58,6 +58,8 @@ STEPS: dict[str, Callable[[Program, Tensor, Tensor], Tensor]] = {
     "wide and narrow": lambda m, x, y: m.narrow(m.wide(x)),
     "roll": lambda m, x, y: x + x.roll(1, 1),
     "table": lambda m, x, y: x + m.table,
+    "frames": lambda m, x, y: (x.unflatten(1, (2, 12)) * m.table[:2, None]).flatten(1, 2),
+    "columns": lambda m, x, y: x + m.table[:4].repeat(6, 1),
     "mean": lambda m, x, y: x - y.mean(1, keepdim=True),
     "narrow gate": lambda m, x, y: x * y[..., :1],
 }
