@@ -11,6 +11,8 @@ that what a token doesn't take does no harm. inductor fuses the branches, so the
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,16 +20,19 @@ from typing import Any
 import torch
 import torch.fx
 
-from ..analysis.axes import Axis, axis_size, resolve, segments_of
+from ..analysis.axes import Axis, Size, axis_size, resolve, same_size, segments_of, size_of
 from ..analysis.graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor
 from ..analysis.token_values import storage_of, written_storages
 from ..analysis.trace_dims import DimTrace
 from .fake_values import VALUE, add_call, fake_mode_of, run
+from .replace_attention import Number
 
 _DEFINED_EVERYWHERE = {
     "add", "sub", "mul", "neg", "addcmul", "lerp", "to", "type_as", "float", "half", "bfloat16", "double",
     "contiguous", "clone", "detach", "silu", "gelu", "relu", "tanh", "sigmoid",
 }  # fmt: skip
+
+Rows = tuple[Size, Size]  # the first, and the one after the last
 
 
 @dataclass
@@ -35,7 +40,7 @@ class _Piece:
     """Pointwise work on slices with the same rows; `slices` holds the value that each is a slice of."""
 
     result: torch.fx.Node
-    rows: tuple[int, int] | None = None
+    rows: Rows | None = None
     work: set[torch.fx.Node] = field(default_factory=set)
     slices: dict[torch.fx.Node, torch.fx.Node] = field(default_factory=dict)
 
@@ -53,7 +58,7 @@ class _SliceJoiner:
         self.trace, self.view = trace, trace.view
         self.grids = [resolve(grid) for grid in grids]
         self.written = written_storages(self.view)
-        self.masks: dict[tuple[torch.fx.Graph, int, int, int], torch.fx.Node] = {}
+        self.masks: dict[tuple[torch.fx.Graph, Size, Size, int], torch.fx.Node] = {}
 
     def join(self) -> int:
         joined = 0
@@ -73,19 +78,19 @@ class _SliceJoiner:
         if len(tensors) < 2 or not all(map(is_tensor, tensors)):
             return []
         pieces = []
-        end = 0
+        end: Size = 0
         for tensor in tensors:
             piece = _Piece(tensor)
             if fake_value(tensor).dtype != fake_value(node).dtype:
                 return []
             if not self._is_unwritten(tensor) or not self._walk(tensor, dim, piece):
                 return []
-            if piece.rows is None or piece.rows[0] != end:
+            if piece.rows is None or not same_size(piece.rows[0], end):
                 return []
             end = piece.rows[1]
             pieces.append(piece)
         bases = {base for piece in pieces for base in piece.slices.values()}
-        whole = all(fake_value(base).shape[dim] == end for base in bases)
+        whole = all(same_size(size_of(fake_value(base).shape[dim]), end) for base in bases)
         cut = any(self._cuts_grid(base, dim, pieces) for base in bases)
         return pieces if whole and cut else []
 
@@ -96,7 +101,7 @@ class _SliceJoiner:
         cut = _slice(node, dim)
         if cut is not None:
             base, rows = cut
-            if piece.rows not in (None, rows):
+            if piece.rows is not None and not all(map(same_size, piece.rows, rows)):
                 return False
             piece.rows = rows
             piece.slices[node] = base
@@ -117,14 +122,19 @@ class _SliceJoiner:
         return all(storage not in self.written for storage in storage_of(node))
 
     def _cuts_grid(self, base: torch.fx.Node, dim: int, pieces: Sequence[_Piece]) -> bool:
+        """Does a piece end inside of a grid? Where sizes are known at run time only, where nothing else ends."""
         dims = self.trace.dims(base)
-        cuts = [piece.rows[1] for piece in pieces if piece.rows is not None]
-        start: Any = 0
-        for segment in segments_of(dims[dim]) if dims is not None else ():
-            size = axis_size(segment)
-            if resolve(segment) in self.grids and any(start < cut < start + size for cut in cuts):
-                return True
-            start = start + size
+        segments = segments_of(dims[dim]) if dims is not None else ()
+        ends = list(itertools.accumulate(map(axis_size, segments), initial=0))
+        for piece in pieces[:-1]:
+            assert piece.rows is not None
+            cut = piece.rows[1]
+            if any(same_size(cut, end) for end in ends):
+                continue
+            for segment, start, stop in zip(segments, ends, ends[1:], strict=False):
+                numbers = all(isinstance(size, int) for size in (start, cut, stop))
+                if resolve(segment) in self.grids and (not numbers or start < cut < stop):
+                    return True
         return False
 
     def _replace(self, node: torch.fx.Node, pieces: Sequence[_Piece], dim: int) -> None:
@@ -132,8 +142,7 @@ class _SliceJoiner:
             wholes = [self._on_all(piece) for piece in pieces]
         result = wholes[-1]
         for piece, whole in zip(pieces[-2::-1], wholes[-2::-1], strict=True):
-            assert piece.rows is not None
-            mask = self._mask(node, piece.rows[1], dim)
+            mask = self._mask(node, pieces[: pieces.index(piece) + 1], dim)
             with node.graph.inserting_before(node):
                 args = (mask, whole, result)
                 result = add_call(node.graph, "call_function", torch.where, args, like=node)
@@ -154,24 +163,39 @@ class _SliceJoiner:
             copies[node] = add_call(node.graph, node.op, node.target, args, kwargs, like=node)
         return copies[piece.result]
 
-    def _mask(self, node: torch.fx.Node, stop: int, dim: int) -> torch.fx.Node:
-        """bool [tokens, 1, ...], True for the tokens before `stop`; made once for a graph."""
-        value = fake_value(node)
-        key = (node.graph, value.shape[dim], stop, dim)
+    def _mask(self, node: torch.fx.Node, before: Sequence[_Piece], dim: int) -> torch.fx.Node:
+        """bool [tokens, 1, ...], True for the tokens of the pieces `before`; made once for a graph."""
+        rows, base = before[-1].rows, next(iter(before[-1].slices.values()))
+        assert rows is not None
+        graph = node.graph
+        key = (graph, size_of(fake_value(base).shape[dim]), rows[1], dim)
         if key not in self.masks:
-            graph = node.graph
-            first = next(n for n in graph.nodes if n.op not in ("placeholder", "get_attr"))
-            with graph.inserting_before(first):
-                rows = graph.call_function(
-                    torch.arange, (value.shape[dim],), {"device": value.device}
-                )
-                rows.meta[VALUE] = run(rows, fake_mode_of(graph))
-                before = add_call(graph, "call_method", "lt", (rows, stop), like=node)
+            with graph.inserting_before(node):
+                total = _length(base, dim)
+                stops = [_length(next(iter(piece.slices)), dim) for piece in before]
+                stop = stops[0]
+                for other in stops[1:]:
+                    if isinstance(stop, int) and isinstance(other, int):
+                        stop += other
+                    else:
+                        args: Any = (stop, other)
+                        stop = add_call(graph, "call_function", operator.add, args, like=node)
+                device = fake_value(node).device
+                rows_of = graph.call_function(torch.arange, (total,), {"device": device})
+                rows_of.meta[VALUE] = run(rows_of, fake_mode_of(graph))
+                mine = add_call(graph, "call_method", "lt", (rows_of, stop), like=node)
                 shape = (-1, *[1] * (-1 - dim))
-                self.masks[key] = add_call(
-                    graph, "call_method", "reshape", (before, shape), like=node
-                )
+                args = (mine, shape)
+                self.masks[key] = add_call(graph, "call_method", "reshape", args, like=node)
         return self.masks[key]
+
+
+def _length(node: torch.fx.Node, dim: int) -> Number:
+    """The size of a dimension; at the graph's insertion point, if it is known at run time only."""
+    size = fake_value(node).shape[dim]
+    if isinstance(size, int):
+        return size
+    return add_call(node.graph, "call_method", "size", (node, dim), like=node)
 
 
 def _from_end(dim: int, node: torch.fx.Node) -> int:
@@ -183,7 +207,7 @@ def _size(node: torch.fx.Node, dim: int) -> Any:
     return shape[dim] if len(shape) >= -dim else 1
 
 
-def _slice(node: torch.fx.Node, dim: int) -> tuple[torch.fx.Node, tuple[int, int]] | None:
+def _slice(node: torch.fx.Node, dim: int) -> tuple[torch.fx.Node, Rows] | None:
     """(value, rows) for `value[..., start:stop, ...]` that cuts dimension `dim` only, as a slice, narrow or split."""
     name = canonical_name(node)
     if name not in ("getitem", "narrow") or not isinstance(node.args[0], torch.fx.Node):
@@ -194,20 +218,22 @@ def _slice(node: torch.fx.Node, dim: int) -> tuple[torch.fx.Node, tuple[int, int
         along = argument(base, 2, "dim", 0)
         base = argument(base, 0, "input")
         if isinstance(index, int) and index >= 0 and _from_end(along, base) == dim:
-            start = sum(piece.shape[dim] for piece in pieces[:index])
+            start = sum((size_of(piece.shape[dim]) for piece in pieces[:index]), start=0)
     elif name == "narrow" and is_tensor(base):
         if _from_end(argument(node, 1, "dim"), base) == dim:
-            start = fake_value(argument(node, 2, "start"))
+            start = _place(argument(node, 2, "start"))
     elif is_tensor(base):
-        start = _start(node.args[1], fake_value(base), dim)
-    size = fake_value(node).shape[dim] if is_tensor(node) else None
-    if isinstance(start, int) and isinstance(size, int) and start >= 0:
-        return base, (start, start + size)
-    return None
+        start = _start(node, dim)
+    if start is None or not is_tensor(node):
+        return None
+    return base, (start, start + size_of(fake_value(node).shape[dim]))
 
 
-def _start(index: Any, base: torch.Tensor, dim: int) -> int | None:
-    items = list(index) if isinstance(index, tuple) else [index]
+def _start(node: torch.fx.Node, dim: int) -> Size | None:
+    """Where a slice begins; None for an index of any other kind."""
+    base: torch.Tensor = fake_value(node.args[0])
+    index: Any = node.args[1]
+    items: list[Any] = list(index) if isinstance(index, tuple) else [index]
     if Ellipsis in items:
         at = items.index(Ellipsis)
         items[at : at + 1] = [slice(None)] * (base.dim() - len(items) + 1)
@@ -217,10 +243,22 @@ def _start(index: Any, base: torch.Tensor, dim: int) -> int | None:
     cut = items.pop(dim)
     if any(item != slice(None) for item in items) or cut.step not in (None, 1):
         return None
-    size, start = base.shape[dim], 0 if cut.start is None else cut.start
-    if not isinstance(size, int) or not isinstance(start, int):
+    total = size_of(base.shape[dim])
+    if cut.stop is None:
+        return total - size_of(fake_value(node).shape[dim])
+    if isinstance(cut.start, int) and cut.start < 0:
+        return total + cut.start
+    return 0 if cut.start is None else _place(cut.start)
+
+
+def _place(value: Any) -> Size | None:
+    """A number of rows as a size; None for one that may be negative."""
+    value = fake_value(value)
+    if not isinstance(value, (int, torch.SymInt)):
         return None
-    return start if start >= 0 else size + start
+    place = size_of(value)
+    known = place >= 0 if isinstance(place, int) else place.is_nonnegative
+    return place if known else None
 
 
 def _unread(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
