@@ -9,7 +9,8 @@
 | `torch._C._functorch.is_batchedtensor` | 2.11, 2.13 |
 | `torch._logging.trace_structured` | 2.11, 2.13 |
 | `torch._C._dynamo.eval_frame.reset_code`, `_debug_get_cache_entry_list` | 2.13 |
-| `torch.fx.experimental.symbolic_shapes.statically_known_true` | 2.11, 2.13 |
+| `torch.fx.experimental.symbolic_shapes`: `statically_known_true`, `free_unbacked_symbols`, `ShapeEnv` | 2.11, 2.13 |
+| the same: `GuardOnDataDependentSymNode` | 2.11, 2.13 |
 | `torch._C._functorch.is_functorch_wrapped_tensor` | 2.11, 2.13 |
 """
 
@@ -21,9 +22,10 @@ from typing import Any
 import torch
 import torch.fx
 from torch._ops import HigherOrderOperator
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as UnknownSize
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-__all__ = ["body_of_call", "is_higher_order", "statically_known_true"]
+__all__ = ["UnknownSize", "body_of_call", "is_higher_order", "statically_known_true"]
 
 # name of the operator -> position of its first tensor operand
 _CALLS_WITH_BODY = {
@@ -132,7 +134,7 @@ def simplified(size: Any, shape_env: Any) -> Any:
     if isinstance(size, int):
         return size
     expr = shape_env.simplify(size)
-    replaced = expr.xreplace(_equalities(shape_env))
+    replaced = expr.xreplace(_equalities(shape_env) | getattr(shape_env, "_sta_learnt", {}))
     if replaced != expr:
         expr = shape_env.simplify(replaced)
     return int(expr) if expr.is_Integer else expr

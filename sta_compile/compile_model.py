@@ -150,7 +150,7 @@ class CompiledModel:
         try:
             with self.regions.active():
                 return self._compiled(*args, **kwargs)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except (torch._dynamo.exc.TorchDynamoException, _torch.UnknownSize) as error:
             if isinstance(getattr(error, "inner_exception", None), StaError):
                 raise
             reason = str(error).strip().partition("\n")[0]

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 
+import sympy
 import torch.fx
 
 from .attention_site import AttentionSite
@@ -144,10 +147,20 @@ def _starts_are_known(segments: tuple[Segment, ...], facts: Sequence[Fact]) -> b
 def merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
     """Neighbours of one role as one segment; sums that are known at run time only are no dimension of any value."""
     out: list[Segment] = []
-    for role, size in segments:
-        last = out[-1] if out else ("", 0)
-        if last[0] == role and isinstance(size, int) and isinstance(last[1], int):
-            out[-1] = (role, last[1] + size)
+    for role, run in groupby(segments, key=itemgetter(0)):
+        sizes = [size for _, size in run]
+        total = sympy.sympify(sum(sizes))
+        out += [(role, int(total))] if total.is_Integer else _numbers_joined(role, sizes)
+    return tuple(out)
+
+
+def _numbers_joined(role: str, sizes: Sequence[Size]) -> list[Segment]:
+    """Of one role: neighbours that are numbers are added up."""
+    out: list[Segment] = []
+    for size in sizes:
+        last = out[-1][1] if out else None
+        if isinstance(size, int) and isinstance(last, int):
+            out[-1] = (role, last + size)
         else:
             out.append((role, size))
-    return tuple(out)
+    return out

@@ -37,6 +37,8 @@ _REDUCTIONS = {
 _ORDER_FREE = _REDUCTIONS | {
     "matmul", "bmm", "mm", "baddbmm", "addmm", "einsum", "scaled_dot_product_attention",
 }  # fmt: skip
+# What is asked of a value but not of its elements; tile order has as many tokens.
+_SIZES = {"size", "sym_size", "numel", "sym_numel"}
 _CONSTANT = {
     "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like",
     "new_zeros", "new_ones", "new_full", "new_empty",
@@ -157,6 +159,8 @@ class TokenValues:
     def order_free(self, node: torch.fx.Node) -> bool:
         """Is an operation that reads the grid and doesn't return it indifferent to the order of the tokens?"""
         value = fake_value(node)
+        if canonical_name(node) in _SIZES:
+            return True
         if canonical_name(node) in _ORDER_FREE:
             return isinstance(value, torch.Tensor)  # max(dim) gives indices too
         if isinstance(value, torch.Tensor) and any(

@@ -100,9 +100,11 @@ def fresh_dims(value: Any) -> Traced | None:
 
 def trace_dims(view: GraphView, known: Mapping[torch.fx.Node, Dims] | None = None) -> DimTrace:
     """Axes of every tensor value; terminates in one pass over the nodes. known: those of inputs, where more is known."""
+    from .learn_sizes import learn_sizes
     from .trace_index import relate_setitem
     from .trace_rules import RULES
 
+    learn_sizes(view)
     trace = DimTrace(view)
     for node in view.nodes:
         if node.op == "output":
@@ -112,7 +114,7 @@ def trace_dims(view: GraphView, known: Mapping[torch.fx.Node, Dims] | None = Non
             if not relate_setitem(trace, node):
                 trace.opaque.add(node)
             continue
-        if not isinstance(value, (torch.Tensor, tuple, list)) and node not in view.body:
+        if not _holds_tensors(value) and node not in view.body:
             continue
         name = canonical_name(node)
         if node in view.sources:
@@ -130,6 +132,13 @@ def trace_dims(view: GraphView, known: Mapping[torch.fx.Node, Dims] | None = Non
         else:
             _apply(trace, node, None, value)
     return trace
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Is a value a tensor, or a tuple of values of which one may be? Sizes are not."""
+    if isinstance(value, torch.Size):
+        return False
+    return isinstance(value, (torch.Tensor, tuple, list))
 
 
 def _store(trace: DimTrace, node: torch.fx.Node, traced: Traced | None) -> None:

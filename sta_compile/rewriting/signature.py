@@ -88,9 +88,19 @@ def _same(a: Any, b: Any) -> bool:
     if a == b:
         return True
     a, b = (x.value if isinstance(x, Symbolic) else x for x in (a, b))
+    if all(isinstance(x, (bool, torch.SymBool)) for x in (a, b)):
+        return bool(_relation(a) == _relation(b))
     if not all(isinstance(x, (int, torch.SymInt)) for x in (a, b)):
         return False
     return statically_known_true(a == b) or _hint(a) == _hint(b) is not None
+
+
+def _relation(value: bool | torch.SymBool) -> Any:
+    """A truth value, or what it is the truth of, in one of the ways to write it: a <= b is b >= a."""
+    if isinstance(value, bool):
+        return value
+    expression = value.node.expr
+    return getattr(expression, "canonical", expression)
 
 
 def _hint(value: Any) -> Any:

@@ -6,10 +6,12 @@ What is replaced is compared with the eager model under the definition's mask.
 from __future__ import annotations
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
 
 from sta_compile.analysis.infer_grid import Refusal
+from sta_compile.analysis.segments import merged
 from tests.analysis import small_dits
 from tests.analysis.small_dits import (
     DIM,
@@ -33,6 +35,16 @@ from tests.analysis.small_dits import (
 )
 from tests.analysis.test_infer_grid import classify, only
 from tests.oracle import full_mask, tile_order
+
+
+def test_neighbours_of_a_known_number_are_one_segment() -> None:
+    """Valid text and padding are of the text's length, whatever the number of valid tokens."""
+    valid = sympy.Symbol("u0", integer=True)
+    parts = (("context", valid), ("context", 9 - valid), ("video", 60))
+    assert merged(parts) == (("context", 9), ("video", 60))
+    assert merged(parts[::-2]) == parts[::-2]
+    numbers = (("keys", 2), ("keys", 3), ("keys", valid))
+    assert merged(numbers) == (("keys", 5), ("keys", valid))
 
 
 def twice(model: SmallDiT, x: Tensor) -> Tensor:

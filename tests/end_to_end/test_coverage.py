@@ -22,9 +22,8 @@ from sta_compile.coverage.run import CASES
 from sta_compile.coverage.zoo import ROWS
 from sta_compile.errors import StaError
 from sta_compile.explanation import Explanation
-from sta_compile.report import ReplacedSite
 from tests.end_to_end.compiled import RewritingBackend, relative_error
-from tests.end_to_end.oracle import Oracle, window_mask
+from tests.end_to_end.masked import masked, tensors
 
 STORED = load(Path(__file__).parents[2] / "docs" / "coverage.json")
 WINDOW = {"tile": (1, 2, 2), "window": (3, 5, 5)}
@@ -70,30 +69,9 @@ def capturing(capture: bool) -> Iterator[None]:
         yield
 
 
-def tensors(out: object) -> list[Tensor]:
-    """All tensors of a nested output, in order."""
-    if isinstance(out, Tensor):
-        return [out]
-    parts = out if isinstance(out, (list, tuple)) else []
-    return [tensor for part in parts for tensor in tensors(part)]
-
-
 def error(found: list[Tensor], expected: list[Tensor]) -> float:
     assert len(found) == len(expected)
     return max(map(relative_error, found, expected))
-
-
-def masked(built: Built, size: Size, replaced: list[ReplacedSite]) -> list[Tensor]:
-    """The eager model, in which the sites that have to be replaced see the window of the report at their places."""
-    by_grid = {site.grid: window_mask(site.grid, site.tiles, site.window) for site in replaced}
-    names = {site.name for site in replaced}
-    sites = [s for s in built.sites if any(s == n or s.endswith(f".{n}") for n in names)]
-    places = {site: built.place_of(site) for site in sites}
-    masks = {site: by_grid[built.grid_of(site, size)] for site in sites}
-    with Oracle(built.model, sites, by_grid[size.grid], places=places, masks=masks) as oracle:
-        out = tensors(built.model(**built.inputs))
-    assert oracle.calls >= len(sites)
-    return out
 
 
 @pytest.mark.parametrize(("row", "case"), TURNS, ids=[row.name for row in ROWS])

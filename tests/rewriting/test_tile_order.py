@@ -87,7 +87,11 @@ def test_order_inverse_and_metadata(case: tuple[torch.Tensor, int, int, Tiling])
     for result in (y, output.meta[VALUE], back(y)):
         assert (result.shape, result.dtype) == (x.shape, x.dtype)
         assert result.is_contiguous()
-    assert y.stride() == output.meta[VALUE].stride()
+    strides = [  # a dimension of one element has no place where the next one is
+        [stride for stride, size in zip(z.stride(), z.shape, strict=True) if size > 1]
+        for z in (y, output.meta[VALUE])
+    ]
+    assert strides[0] == strides[1]
     assert targets(to_tile).count("cat") <= 1
 
 
