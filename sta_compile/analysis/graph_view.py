@@ -44,10 +44,6 @@ _ALIASES = {
     "less": "lt",
     "and": "logical_and",
     "or": "logical_or",
-    "radd": "add",
-    "rmul": "mul",
-    "rand": "logical_and",
-    "ror": "logical_or",
     "_softmax": "softmax",
     "_safe_softmax": "softmax",
     "mod": "remainder",
@@ -60,6 +56,8 @@ _ALIASES = {
     "gemv_4bit": "linear",
     "int8_scaled_mm": "linear",
 }
+# Methods that Python calls on the right operand, of operations whose operands may be swapped; `torch.rand` is none.
+_REFLECTED = {"radd": "add", "rmul": "mul", "rand": "logical_and", "ror": "logical_or"}
 _INPLACE_OPERATORS = {
     "iadd": "add",
     "isub": "sub",
@@ -125,6 +123,8 @@ def canonical_name(node: torch.fx.Node) -> str:
     if node.op not in ("call_function", "call_method"):
         return ""
     name, special = _special(_target_name(node))
+    if special and name in _REFLECTED:
+        return _REFLECTED[name]
     if (
         special
         or getattr(node.target, "__module__", "") == "_operator"

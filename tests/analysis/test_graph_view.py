@@ -33,6 +33,7 @@ SPELLINGS: dict[str, list[Any]] = {
     "logical_or": [operator.or_, "__or__", "__ior__", torch.logical_or],
     "logical_not": [operator.invert, "__invert__", torch.bitwise_not],
     "getitem": [operator.getitem, "__getitem__"],
+    "rand": [torch.rand],
     "setitem": [operator.setitem, "__setitem__"],
 }
 WRITES = {operator.iadd, operator.imul, operator.itruediv, operator.iand, operator.setitem}
@@ -48,7 +49,7 @@ def test_spellings_have_one_name(name: str, target: Any) -> None:
     node = call(target, arguments)
     assert canonical_name(node) == name
     assert is_inplace(node) is (target in WRITES)
-    assert is_pointwise(name) is (name not in ("getitem", "setitem"))
+    assert is_pointwise(name) is (name not in ("getitem", "setitem", "rand"))
 
 
 @pytest.mark.parametrize("inplace", [False, True])
