@@ -36,6 +36,7 @@ from .report import RefusedSite, Report
 from .rewriting.join_slices import join_slices
 from .rewriting.repair_outputs import repair_outputs
 from .rewriting.repair_views import repair_views
+from .rewriting.unread import drop_unread_attributes
 from .rewriting.verify import record, verify
 from .settings import Settings
 
@@ -103,6 +104,7 @@ def _rewrite(
 ) -> None:
     known = dict(call.grids()) if call is not None else {}
     specialise_inputs(gm, known)
+    drop_unread_attributes(gm)
     facts = _analyse(gm, example_inputs, settings, report, known)
     before = record(gm)
     grids = [attention.grid.axis for attention in facts.found]
