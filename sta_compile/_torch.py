@@ -272,11 +272,22 @@ def ends_at_graph_break(gm: torch.fx.GraphModule) -> bool:
     return bool(reason is not None and reason.graph_break)
 
 
-def copy_graph_module(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """A Dynamo graph module with a graph of its own, which may get inputs that Dynamo doesn't know."""
+def copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """A copy that does not keep the graph's arguments: Dynamo drops its own references to them after a compile.
+
+    Weights that are tensor subclasses can't be moved (`module.to`, by `swap_tensors`) while a weak reference to them exists.
+    """
     import copy
 
-    twin = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    twin = copy.deepcopy(graph)
+    for node in twin.nodes:
+        node.meta.pop("grapharg", None)
+    return twin
+
+
+def copy_graph_module(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A Dynamo graph module with a graph of its own, which may get inputs that Dynamo doesn't know."""
+    twin = torch.fx.GraphModule(gm, copy_graph(gm.graph))
     twin.meta = gm.meta
     for old, new in zip(gm.graph.nodes, twin.graph.nodes, strict=True):
         if hasattr(old, "_dynamo_source"):

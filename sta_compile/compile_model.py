@@ -22,6 +22,7 @@ from . import _torch
 from .denoisers import denoisers_of, modules_of, unets_of
 from .errors import StaError
 from .layerwise_casting import cast_inside
+from .leaf_offload import move_by_block
 from .model_call import calling
 from .prefix import Prefix
 from .python_state import PythonState
@@ -74,6 +75,7 @@ def compile(
         planned[name] = {**shared, **given}
         Settings.resolve(planned[name])
     for name, mine in planned.items():
+        _restore(parts[name])  # of an earlier compile
         source = _Scheduler(scheduler, None if name == "" else pipe_or_model)
         run = CompiledModel(parts[name], mine, source, fullgraph, dynamic, regions)
         parts[name]._compiled_call_impl = run
@@ -86,10 +88,15 @@ def restore(pipe_or_model: T) -> T:
     whole = isinstance(pipe_or_model, torch.nn.Module)
     parts: Iterable[Any] = [pipe_or_model] if whole else modules_of(pipe_or_model).values()
     for part in parts:
-        if isinstance(part._compiled_call_impl, CompiledModel):
-            part._compiled_call_impl.undo()
-            del part._compiled_call_impl
+        _restore(part)
     return pipe_or_model
+
+
+def _restore(part: torch.nn.Module) -> None:
+    run: Any = part._compiled_call_impl
+    if isinstance(run, CompiledModel):
+        run.undo()
+        del part._compiled_call_impl
 
 
 class CompiledModel:
@@ -111,7 +118,7 @@ class CompiledModel:
         self.scheduler = scheduler
         self.prefix = Prefix(model)
         self.regions = Regions(model, enabled=regions)
-        self.undo = cast_inside(model)
+        self._undo = [move_by_block(model), cast_inside(model)]
         self._eager: Callable[..., Any] = model._call_impl
         given: dict[str, Any] = {"options": self.options} if options else {}
 
@@ -124,6 +131,11 @@ class CompiledModel:
         self._compiled = compile(self._eager, fullgraph)
         self.fullgraph = fullgraph
         self.state = PythonState(model, compile)
+
+    def undo(self) -> None:
+        """Gives the model's hooks back what they did."""
+        while self._undo:
+            self._undo.pop()()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a whole that is being compiled

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .diffusers_hooks import Changes, hook_of
+
 HOOK = "layerwise_casting"
 
 
@@ -43,33 +45,13 @@ _FORWARDS: tuple[tuple[type[nn.Module], Callable[..., Tensor]], ...] = (
 def cast_inside(model: nn.Module) -> Callable[[], None]:
     """Makes the casts of diffusers' layerwise casting part of the layers' forwards; returns what undoes it.
 
-    Layers of kinds that are not linear or convolutions, or whose class has a forward of its own, keep their hook.
+    Layers of kinds that are not linear or convolutions, whose class has a forward of its own, or on which another hook acts
+    inside of the cast, keep their hook.
     """
-    changed: list[tuple[Any, dict[str, Any]]] = []
+    changes = Changes()
     for module in model.modules():
-        registry: Any = getattr(module, "_diffusers_hook", None)
-        hook = registry.get_hook(HOOK) if registry is not None else None
+        found = hook_of(module, HOOK)
         forward = next((f for kind, f in _FORWARDS if type(module) is kind), None)
-        if hook is None or forward is None:
-            continue
-        reference = registry._fn_refs[registry._hook_order.index(HOOK)]
-        fields = ("pre_forward", "post_forward", "forward")
-        changed.append((reference, {name: getattr(reference, name) for name in fields}))
-        reference.pre_forward = _unchanged_inputs
-        reference.post_forward = _unchanged_output
-        reference.forward = partial(forward, module, hook.compute_dtype)
-
-    def undo() -> None:
-        for reference, fields in changed:
-            for name, value in fields.items():
-                setattr(reference, name, value)
-
-    return undo
-
-
-def _unchanged_inputs(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    return args, kwargs
-
-
-def _unchanged_output(module: nn.Module, output: Any) -> Any:
-    return output
+        if found is not None and forward is not None and found.innermost:
+            changes.make(found, partial(forward, module, found.hook.compute_dtype))
+    return changes.undo

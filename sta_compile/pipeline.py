@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -208,7 +207,9 @@ class _Saved:
     """The graphs of a module and its bodies, to be put back if a stage fails."""
 
     def __init__(self, gm: torch.fx.GraphModule) -> None:
-        self.graphs = [(module, copy.deepcopy(module.graph)) for module in _torch.graph_modules(gm)]
+        self.graphs = [
+            (module, _torch.copy_graph(module.graph)) for module in _torch.graph_modules(gm)
+        ]
 
     def restore(self) -> None:
         for module, graph in self.graphs:

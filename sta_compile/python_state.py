@@ -25,6 +25,8 @@ from .prefix import key_of
 from .regions import repeated_blocks
 
 _IN_A_ROW = 3
+# It wraps the forward of a layer with adapters, under layerwise casting, and always calls it.
+_ALWAYS_CALLS = "peft_autocast_disable"
 
 Forward = Callable[..., Any]
 
@@ -51,7 +53,12 @@ class PythonState:
         for module in self._modules:
             registry = module.__dict__.get("_diffusers_hook")
             if registry is not None:
-                found += [ref for ref in registry._fn_refs if ref.original_forward is not None]
+                pairs = zip(registry._hook_order, registry._fn_refs, strict=True)
+                found += [
+                    ref
+                    for name, ref in pairs
+                    if ref.original_forward is not None and name != _ALWAYS_CALLS
+                ]
         return found
 
     def count(self, compiled: bool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

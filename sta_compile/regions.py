@@ -32,8 +32,8 @@ from torch import Tensor, nn
 _MANY_BODIES = 4096
 
 
-def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The outermost modules whose class stands at least twice in one ModuleList; torch's own layers are too small."""
+def repeated_blocks(model: nn.Module, least: int = 2) -> list[nn.Module]:
+    """The outermost modules whose class stands at least so often in one ModuleList; torch's own layers are too small."""
     found: list[nn.Module] = []
     stack: list[nn.Module] = [model]
     while stack:
@@ -42,7 +42,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
         counts = Counter(map(type, children)) if isinstance(module, nn.ModuleList) else Counter()
         for child in children:
             own = not type(child).__module__.startswith("torch.nn.")
-            if counts[type(child)] > 1 and own:
+            if counts[type(child)] >= least and own:
                 found.append(child)
             else:
                 stack.append(child)

@@ -8,8 +8,8 @@ from .graph_view import fake_value
 
 FROM_OTHER_GRAPHS = Problem(
     "its queries, keys and values are made in other graphs",
-    "if they are video, avoid the graph breaks right before it; hooks on single layers are such breaks: offload "
-    "groups of blocks, offload_type='block_level'",
+    "if they are video, avoid the graph breaks right before it; hooks on single layers are such breaks: "
+    "sta_compile.compile(model), called after they are set, moves offloaded layers by block",
 )
 
 
