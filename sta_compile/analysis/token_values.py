@@ -48,7 +48,8 @@ BROADCAST = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_in
 # are, put them together again, or leave out all of them.
 _INDIFFERENT = _CONSTANT | BROADCAST | _REDUCTIONS | {
     "view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "squeeze", "unsqueeze", "permute",
-    "transpose", "movedim", "linear", "cat", "stack", "chunk", "split", "unbind", "getitem", "narrow", "select",
+    "transpose", "movedim", "linear", "cat", "stack", "pad_sequence", "chunk", "split", "unbind", "getitem", "narrow",
+    "select",
 }  # fmt: skip
 _NORMS = {"layer_norm", "rms_norm"}
 

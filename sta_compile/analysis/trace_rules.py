@@ -202,6 +202,31 @@ def stack(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     )
 
 
+def pad_sequence(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """Samples with their tokens first become one batch, each filled up behind: what all of them begin with stays whole."""
+    known = [trace.dims(t) for t in argument(node, 0, "sequences")]
+    samples = [dims for dims in known if dims is not None]
+    if len(samples) < len(known) or argument(node, 3, "padding_side", "right") != "right":
+        return None
+    at = 1 if argument(node, 1, "batch_first", False) else 0
+    rest = list(samples[0][1:])
+    for dims in samples[1:]:
+        for axis, other in zip(rest, dims[1:], strict=True):
+            trace.relate(node, axis, other)
+    common: list[Axis] = []
+    for parts in zip(*(segments_of(dims[0]) for dims in samples), strict=False):
+        sizes = [axis_size(part) for part in parts]
+        if not all(same_size(size, sizes[0]) for size in sizes):
+            break
+        if not all(trace.relate(node, parts[0], other) for other in parts[1:]):
+            return None
+        common.append(parts[0])
+    left = shape_of(node)[at] - sum(map(axis_size, common))
+    tokens = concat([*common, *([] if same_size(left, 0) else [fresh(left)])])
+    batch = fresh(len(samples))
+    return (batch, tokens, *rest) if at else (tokens, batch, *rest)
+
+
 def pad(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     dims, amounts = operand(trace, node), argument(node, 1, "pad")
     if dims is None or argument(node, 2, "mode", "constant") != "constant":
@@ -299,6 +324,7 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (repeat_interleave, "repeat_interleave"),
     (cat, "cat"),
     (stack, "stack"),
+    (pad_sequence, "pad_sequence"),
     (pad, "pad constant_pad_nd"),
     (split, "split chunk tensor_split split_with_sizes"),
     (unbind, "unbind"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from tests.analysis.numbering import MultiIndex, assert_moved, multi_indices
@@ -55,6 +56,14 @@ MOVES: list[Case] = [
     (lambda x: torch.cat([x], 0).flatten(0, 1) * 1, "b1 h3", "h"),
     (lambda x, y: torch.stack([x, y], -1), "b2 h3, c2 w3", "b h ?2"),
     (lambda x: torch.stack([x], 1), "b2 h3", "b 1 h"),
+    (lambda x: pad_sequence([x], True), "n3 d4", "1 n d"),
+    (lambda x, y: pad_sequence([x, y]), "n3 d4, m3 e4", "n ?2 d"),
+    (lambda x, y: pad_sequence([x, y], True, -1), "n3 d4, m5 e4", "?2 ?5 d"),
+    (  # both begin with the same number of rows
+        lambda x, y, z: pad_sequence([torch.cat([x, y]), torch.cat([x, z])], True, -1),
+        "n3 d4, m5 d4, k2 d4",
+        "?2 [n|?5] d",
+    ),
     (lambda x: F.pad(x, (1, 2), value=-1), "b2 h3", "b [?1|h|?2]"),
     (lambda x: F.pad(x, (0, 0, 2, 0), value=-1), "b2 h3", "[?2|b] h"),
     (lambda x: x.split([1, 3], 1), "b2 h4", "b 1, b h[1:4]"),

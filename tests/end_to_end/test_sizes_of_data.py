@@ -19,7 +19,11 @@ OPTIONS = {**DEFAULTS, "tile": (1, 2, 2), "window": (1, 3, 3)}
 
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [("HunyuanVideo15Transformer3DModel (T2V)", 2), ("HunyuanVideoFramepackTransformer3DModel", 1)],
+    [
+        ("HunyuanVideo15Transformer3DModel (T2V)", 2),
+        ("HunyuanVideoFramepackTransformer3DModel", 1),
+        ("ZImageTransformer2DModel", 2),
+    ],
 )
 def test_every_site_is_replaced(name: str, batch: int, stages_only: None) -> None:
     """Nested regions serve several layers each, and are given up where a block's size is not known."""
