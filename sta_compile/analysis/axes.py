@@ -49,12 +49,14 @@ class Atom:
     origin: "" or how the atom was proved to be a grid axis ("conv3d patch embed", ...); such an atom is not split further
         when a grid is read.
     slice_of: (axis, start, stop) when it is a part of another axis.
+    apart: atoms that it is not, whatever their size: rows are no columns where a grid is square.
     """
 
     size: Size
     origin: str = ""
     slice_of: tuple[Axis, Size, Size] | None = None
     bound: Axis | None = None
+    apart: Axis = ()
     index: int = field(default_factory=lambda: next(_ids))
 
     def __repr__(self) -> str:
@@ -156,14 +158,31 @@ def _made_of(axis: Axis, atom: Atom) -> bool:
     )
 
 
+def set_apart(axes: Sequence[Axis], all_from: Axis = ()) -> None:
+    """States that the atoms of these axes are different axes of one thing, and all are apart from further ones."""
+    atoms = [atom for axis in axes for atom in atoms_of(axis)]
+    for atom in atoms:
+        atom.apart += (*all_from, *(other for other in atoms if other is not atom))
+
+
+def _are_apart(a: Atom, b: Atom) -> bool:
+    return any(x is b for x in atoms_of(resolve(a.apart))) or any(
+        x is a for x in atoms_of(resolve(b.apart))
+    )
+
+
 def _bind(atom: Atom, axis: Axis) -> bool:
     axis = resolve(axis)
     if axis == (atom,):
         return True
+    if any(_are_apart(atom, other) for other in atoms_of(axis)):
+        return False
+    for other in atoms_of(axis) if atom.apart else ():
+        other.apart = tuple(dict.fromkeys((*other.apart, *resolve(atom.apart))))
     if len(axis) == 1 and isinstance(axis[0], Atom):
         other = axis[0]
         if atom.origin and not other.origin:  # keep the atom that is proved
-            atom, other = other, atom
+            atom.apart, atom, other = other.apart, other, atom
         slices = [s for s in (other.slice_of, atom.slice_of) if s is not None]
         # A slice with the positions of what it was sliced from is shifted: it is no part of it any more.
         shifted = any(_made_of(whole, a) for whole, *_ in slices for a in (atom, other))
@@ -212,9 +231,12 @@ def unify(a: Axis, b: Axis) -> bool:
     groups = _groups([factor_size(f) for f in a], [factor_size(f) for f in b])
     if groups is None:
         return False
+    pairs = [(a[a0:a1], b[b0:b1]) for a0, a1, b0, b1 in groups]
+    unlike = [pair for pair in pairs if pair[0] != pair[1]]
+    if {f for left, _ in unlike for f in left} & {f for _, right in unlike for f in right}:
+        return False  # [rows columns] are no [columns rows]
     ok = True
-    for a0, a1, b0, b1 in groups:
-        left, right = a[a0:a1], b[b0:b1]
+    for left, right in pairs:
         if len(left) == 1 and isinstance(left[0], Atom):
             ok &= _bind(left[0], right)
         elif len(right) == 1 and isinstance(right[0], Atom):
@@ -299,6 +321,7 @@ def _split(factors: Sequence[Factor], sizes: Sequence[Size]) -> list[Axis]:
 
 def _split_atom(atom: Atom, sizes: Sequence[Size]) -> list[Axis]:
     parts = [fresh(s) for s in sizes]
+    set_apart(parts, atom.apart)
     atom.bound = tuple(f for part in parts for f in part)
     return parts
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.fx
 
 from .attention_calls import operands_of
-from .axes import Axis, fresh, size_of, unify
+from .axes import Axis, fresh, set_apart, size_of, unify
 from .graph_view import argument, canonical_name, fake_value
 from .trace_dims import DimTrace, Traced, fresh_dims, operand, shape_of
 
@@ -105,6 +105,8 @@ def conv(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
         if patch and k == 1 and axis:
             trace.relate(node, new, axis)
         out.append(new)
+    if patch:
+        set_apart(out[2:])
     return tuple(out)
 
 

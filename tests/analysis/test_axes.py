@@ -240,6 +240,25 @@ def test_an_axis_is_not_unified_with_a_part_of_itself() -> None:
     assert resolve(axis) == axis
 
 
+def test_rows_are_no_columns_where_a_grid_is_square() -> None:
+    rows, cols, table = fresh(6), fresh(6), fresh(36)
+    assert unify(table, (*rows, *cols))
+    assert not unify(table, (*cols, *rows))
+    assert not unify((*rows, *cols), (*cols, *rows))
+    assert resolve(table) == (*rows, *cols)
+
+
+def test_parts_of_an_axis_are_apart_whatever_stands_for_them() -> None:
+    first, second = regroup((fresh(36),), (6, 6))
+    other, twin = fresh(6), fresh(6)
+    assert not unify(first, second)
+    assert unify(other, first)
+    assert unify(twin, second)
+    assert not unify(other, twin)
+    outer, _ = regroup((first,), (2, 3))
+    assert not unify(outer, regroup((twin,), (2, 3))[0])
+
+
 def test_pieces_that_are_put_back_are_the_whole() -> None:
     axis = fresh(12)
     pieces = [part_of(axis, start, stop) for start, stop in ((0, 5), (5, 6), (6, 12))]

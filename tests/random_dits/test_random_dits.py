@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.random_dits.check import check
-from tests.random_dits.dit import PATCHIFY
+from tests.random_dits.dit import PATCHIFY, Dit
 from tests.random_dits.draw import dits
 
 WANTED = os.environ.get("STA_RANDOM_DITS")
@@ -27,6 +27,20 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+SWAPPED = ("in blocks", "rows_and_columns_swapped")
+# What was found by drawing more: a table that meets both orders of a square grid made its rows and columns one.
+FOUND = (
+    Dit(layers=2, modulation="first frame", bodies=(SWAPPED,)),
+    Dit(layers=2, bodies=(("in blocks", "table_added"), SWAPPED)),
+    Dit(layers=2, rope="complex", tables="input", bodies=(SWAPPED,)),
+)
+
+
+@pytest.mark.parametrize("dit", FOUND, ids=repr)
+def test_what_failed_once(dit: Dit) -> None:
+    check(dit)
 
 
 @pytest.mark.parametrize("patchify", PATCHIFY)
