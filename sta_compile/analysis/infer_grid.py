@@ -32,6 +32,7 @@ from .axes import (
 from .graph_view import canonical_name, is_parameter
 from .hints import Hint, Hints
 from .operator_limits import FROM_OTHER_GRAPHS, unsupported
+from .other_processes import SHARDED, OtherProcesses
 from .rope_axes import position_axes
 from .segments import SequenceReader, Tokens, match_segments, start_of
 from .token_parts import TokenParts
@@ -112,10 +113,10 @@ class GridInference:
         hints: Hints = _NO_HINTS,
         known: Mapping[int, tuple[int, int, int] | None] = MappingProxyType({}),
     ) -> None:
-        self.trace = trace
+        self.trace, self.hints = trace, hints
         self.declared = declared
-        self.hints = hints
         self.known = known
+        self._processes = OtherProcesses(trace.view)
         self._inputs = self._latents(
             n for n in trace.view.nodes if trace.view.is_root_input(n) and not is_parameter(n)
         )
@@ -138,8 +139,9 @@ class GridInference:
         """What a site is; None for attention that is not over video tokens (cross-attention, text)."""
         if site.opaque:
             return self._opaque(site)
-        axes = [self.token_axis(site, *operand) for operand in site.operands]
-        q_axis, k_axis, v_axis = axes
+        if self._processes.has(site):
+            return Refusal(site.name, SHARDED.reason, SHARDED.hint)
+        q_axis, k_axis, v_axis = (self.token_axis(site, *operand) for operand in site.operands)
         if q_axis is None or k_axis is None or v_axis is None or not same_axis(k_axis, v_axis):
             return None
         parts, keys = segments_of(q_axis), segments_of(k_axis)
@@ -226,9 +228,8 @@ class GridInference:
         index: int,
         keys: tuple[Axis, ...],
     ) -> VideoAttention | Refusal | None:
-        grid = self.grid_of(parts[index])
+        grid, problem = self.grid_of(parts[index]), unsupported(site)
         assert grid is not None
-        problem = unsupported(site)
         if problem is not None:
             return Refusal(site.name, problem.reason, problem.hint)
         among = self._among_keys(site, parts, index, keys)
@@ -261,8 +262,8 @@ class GridInference:
         asking = self._parts.sources(site.q, part, start_of(parts, index))
         for i in alike:
             start = start_of(keys, i)
-            shared = asking & self._parts.sources(site.k, part, start)
-            if shared & self._parts.sources(site.v, part, start):
+            keyed, valued = (self._parts.sources(n, part, start) for n in (site.k, site.v))
+            if asking & keyed & valued:
                 return i
         return None
 
