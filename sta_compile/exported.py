@@ -24,6 +24,7 @@ from .backend import rewrite_for_device
 from .errors import StaError
 from .report import record
 from .rewriting.fake_values import VALUE
+from .rewriting.python_indexing import index_in_python
 from .settings import Settings
 
 
@@ -51,6 +52,8 @@ def rewrite(
                 node.meta[VALUE] = node.meta["val"]
             if node.op == "placeholder" and node.name in own:
                 mark_parameter(node)
+    for module in _torch.graph_modules(gm):
+        index_in_python(module)
     gm, report = rewrite_for_device(gm, _values(program, gm), settings, remember=False)
     record(report)
     if not report.replaced:

@@ -83,6 +83,7 @@ _POINTWISE = {
     "nan_to_num", "clamp", "clip", "lerp", "addcmul", "addcdiv", "cpu", "cuda", "requires_grad_",
     "conj", "real", "imag", "polar", "complex", "logical_and", "logical_or", "logical_not", "fill",
     "rsub", "rtruediv", "rfloordiv", "rpow", "rmod", "xor", "rxor",
+    "lift_fresh", "lift_fresh_copy",
     "all_reduce", "wait_tensor",  # over processes, element by element
 }  # fmt: skip
 

@@ -162,6 +162,8 @@ class TokenValues:
         value = fake_value(node)
         if canonical_name(node) in _SIZES:
             return True
+        if canonical_name(node) == "_assert_tensor_metadata":  # of type and device, as a rule
+            return argument(node, 2, "stride") is None
         if canonical_name(node) in _ORDER_FREE:
             return isinstance(value, torch.Tensor)  # max(dim) gives indices too
         if isinstance(value, torch.Tensor) and any(
