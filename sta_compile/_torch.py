@@ -12,6 +12,7 @@
 | `torch.fx.experimental.symbolic_shapes`: `statically_known_true`, `free_unbacked_symbols`, `ShapeEnv` | 2.11, 2.13 |
 | the same: `GuardOnDataDependentSymNode` | 2.11, 2.13 |
 | `torch._C._functorch.is_functorch_wrapped_tensor` | 2.11, 2.13 |
+| `torch._higher_order_ops.triton_kernel_wrap.kernel_side_table` | 2.13 |
 """
 
 from __future__ import annotations
@@ -38,6 +39,19 @@ _CALLS_WITH_BODY = {
 
 def is_higher_order(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and isinstance(node.target, HigherOrderOperator)
+
+
+def triton_kernel(node: torch.fx.Node) -> tuple[str, dict[str, Any]] | None:
+    """(name, arguments) of the Triton kernel that a node launches; None for any other node."""
+    if not str(getattr(node.target, "_name", "")).startswith("triton_kernel_wrapper"):
+        return None
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    given: Any = node.kwargs
+    kernel: Any = kernel_side_table.get_kernel(given["kernel_idx"])
+    while hasattr(kernel, "fn"):  # behind autotuning and heuristics
+        kernel = kernel.fn
+    return kernel.__name__, dict(given["kwargs"])
 
 
 def is_vmapped(value: Any) -> bool:

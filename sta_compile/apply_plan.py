@@ -17,10 +17,11 @@ from .analysis.trace_dims import DimTrace
 from .grid_plan import GridPlan
 from .noise_plan import NoisePlan
 from .rewriting.add_input import add_flags
+from .rewriting.flag_nodes import FlagNodes
 from .rewriting.insert_dense import insert_check, insert_dense
 from .rewriting.insert_layout import insert_layout
 from .rewriting.mask_nodes import MaskNodes
-from .rewriting.replace_attention import FlagNodes, Number, SizeNodes, replace_attention
+from .rewriting.replace_attention import Number, SizeNodes, replace_attention
 from .rewriting.spread_values import spread_values
 from .rewriting.thread_value import ValueThreads
 from .settings import Settings
@@ -39,14 +40,16 @@ def apply_plan(
     dense = None
     if noise.needed and not all(plan.exact for plan in plans):
         dense = _dense_flags(view, plans, noise, settings, sizes)
-    unchecked = FlagNodes(threads, dense)
+    unchecked = FlagNodes(trace, threads, dense)
     checked: dict[Hint, FlagNodes] = {}
     for plan in plans:
         hint = plan.checked_hint
         if hint is not None and hint not in checked:
             batch = _batch_number(view, plan, noise, sizes)
             device = fake_value(plan.sites[0].site.q).device
-            checked[hint] = FlagNodes(threads, insert_check(view.gm, hint, dense, batch, device))
+            checked[hint] = FlagNodes(
+                trace, threads, insert_check(view.gm, hint, dense, batch, device)
+            )
         flags = unchecked if hint is None else checked[hint]
         masks = MaskNodes(threads)
         grid = _grid_numbers(view, plan, sizes)

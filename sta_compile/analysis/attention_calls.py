@@ -15,7 +15,16 @@ from typing import Any, cast
 import torch
 import torch.fx
 
-from .attention_names import FREE, LAYOUTS, LOOKS_LIKE, MEANINGS, ORDERS, is_known_call, target_name
+from .attention_names import (
+    FREE,
+    LAYOUTS,
+    LOOKS_LIKE,
+    MEANINGS,
+    ORDERS,
+    SET_NATIVE,
+    is_known_call,
+    target_name,
+)
 from .attention_site import (
     BND,
     NHD,
@@ -31,9 +40,6 @@ from .axes import same_size, size_of
 from .flex_call import flex_problem
 from .graph_view import canonical_name, fake_value, is_tensor, module_path, number_of
 from .known_integers import equal_steps, known_integers
-
-_SET_NATIVE = "call torch.nn.functional.scaled_dot_product_attention; in diffusers: set_attention_backend('native')"
-
 
 _SDPA = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _FLEX = ("query", "key", "value", "score_mod", "block_mask", "scale", "kernel_options")
@@ -93,7 +99,7 @@ class _Call:
         if scale is None:
             problem = NO_SCALE
         if mask is not None and not is_tensor(mask):
-            problem = Problem(f"a mask of type {type(mask).__name__}", _SET_NATIVE)
+            problem = Problem(f"a mask of type {type(mask).__name__}", SET_NATIVE)
         return AttentionSite(
             output,
             self.q,
@@ -126,7 +132,7 @@ class _Call:
                 0,
                 Problem(
                     f"the sequence lengths of `{target_name(self.node)}` depend on data or differ",
-                    _SET_NATIVE,
+                    SET_NATIVE,
                 ),
             )
         samples = len(q_ends) - 1
@@ -141,7 +147,7 @@ class _Call:
             number = number_of(value)
             neutral = value in (None, False, (-1, -1), [-1, -1]) or number in (0, -1)
             if not neutral and not FREE.fullmatch(name):
-                return Problem(f"`{target_name(self.node)}` with `{name}`", _SET_NATIVE)
+                return Problem(f"`{target_name(self.node)}` with `{name}`", SET_NATIVE)
         return None
 
 
@@ -211,7 +217,7 @@ def _unknown(node: torch.fx.Node) -> AttentionSite | None:
         return None
     if not same_size(*(size_of(s[-1]) for s in shapes[:2])):
         return None
-    problem = Problem(f"its attention is `{target_name(node)}`, which is not known", _SET_NATIVE)
+    problem = Problem(f"its attention is `{target_name(node)}`, which is not known", SET_NATIVE)
     if is_known_call(node):
         problem = Problem(
             f"`{name}` of tensors with {len(shapes[0])} dimensions",

@@ -71,6 +71,7 @@ FREE = re.compile(
     r"|scheduler_metadata|enable_gqa|rotary_interleaved|kernel_options|smooth_k|pv_accum_dtype|qk_quant_gran|output_dtype|op"
     r"|philox_.*|kwargs|is_grad_enabled|block_mask|score_mod.*|mask_mod.*|seqlens_rotary"
 )
+SET_NATIVE = "call torch.nn.functional.scaled_dot_product_attention; in diffusers: set_attention_backend('native')"
 LOOKS_LIKE = re.compile(r"attn|attention|flash|sage", re.IGNORECASE)
 
 

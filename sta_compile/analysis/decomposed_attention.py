@@ -11,7 +11,7 @@ there to the second product. What the labels are called says nothing; which of t
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,10 +29,12 @@ from .graph_view import (
     number_of,
 )
 from .matrix_products import Labels, Product, batch_labels, moved, product_of
+from .softmax import Softmax
 
 _CASTS = ("to", "float", "half", "bfloat16", "type", "type_as", "contiguous", "clone")
 _VIEWS = ("view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze")
 _MOVES = ("transpose", "permute", "mT", "movedim")
+_OPERATIONS = ("add", "mul", "truediv", "masked_fill", "where", "sub")
 _HIDDEN = -1e4  # scores below are those of keys that are not seen
 _FARTHEST = 16  # steps between a product and its softmax
 
@@ -63,6 +65,11 @@ def scaled(node: Any) -> tuple[Any, float] | None:
     return a, (factor if name == "mul" else 1.0 / factor)
 
 
+def is_followed(name: str) -> bool:
+    """May scores go through an operation of this name on their way to the softmax?"""
+    return name in (*_CASTS, *_VIEWS, *_MOVES, *_OPERATIONS)
+
+
 def _scores(node: Any, left: int = _FARTHEST) -> Scores | None:
     """Walks from a softmax's input back to the product."""
     if not is_tensor(node) or left == 0:
@@ -84,7 +91,7 @@ def _scores(node: Any, left: int = _FARTHEST) -> Scores | None:
         found = _scores(
             node.args[0], left - 1
         )  # a softmax doesn't see what all scores have in common
-    elif name in ("add", "mul", "truediv", "masked_fill", "where"):
+    elif name in _OPERATIONS:
         found = _with_tensor(node, name, left)
     else:
         return None
@@ -138,6 +145,11 @@ def _with_tensor(node: torch.fx.Node, name: str, left: int) -> Scores | None:
                 )
             elif others:
                 found.mask, found.mask_step = others[0], node
+        elif name == "sub":
+            if others or node.args[0] is not operand:
+                found.problem = Problem(
+                    "a tensor is subtracted from its scores", "add its negative, as a mask"
+                )
         elif name in ("mul", "truediv"):
             found.problem = Problem(
                 "its scores are multiplied by a tensor", "multiply the queries by it instead"
@@ -169,8 +181,8 @@ def _visible(node: torch.fx.Node, name: str, scores: torch.fx.Node) -> torch.fx.
 
 
 def _is_maximum_of(node: Any, scores: Any) -> bool:
-    if is_tensor(node) and canonical_name(node) == "getitem":  # max(dim) gives values and indices
-        node = node.args[0]
+    while is_tensor(node) and canonical_name(node) in ("getitem", "detach"):
+        node = node.args[0]  # max(dim) gives values and indices
     if not isinstance(node, torch.fx.Node) or canonical_name(node) not in ("amax", "max"):
         return False
     return bool(node.args) and node.args[0] is scores
@@ -207,11 +219,11 @@ class _Output:
     steps: tuple[torch.fx.Node, ...]
 
 
-def _output(node: torch.fx.Node, labels: Labels) -> _Output | None:
+def _output(softmax: Softmax, labels: Labels) -> _Output | None:
     """The product that a softmax's output goes into, through casts, views and dropout."""
-    dropout, problem, steps = 0.0, None, []
+    dropout, problem, steps, node = 0.0, None, [], softmax.node
     while True:
-        users = list(node.users)
+        users = [user for user in node.users if user not in softmax.steps]
         if len(users) > 1:
             problem = Problem("its probabilities are read too", "return no attention weights")
         user = next((u for u in users if product_of(u) is not None), users[0] if users else None)
@@ -236,11 +248,10 @@ def _output(node: torch.fx.Node, labels: Labels) -> _Output | None:
         node, labels = user, relabelled
 
 
-def decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
+def decomposed(softmax: Softmax) -> AttentionSite | None:
     """The attention around a softmax, if it is one."""
-    source, dim = argument(softmax, 0, "input"), argument(softmax, 1, "dim")
-    scores = _scores(source)
-    if scores is None or not isinstance(dim, int):
+    scores = _scores(softmax.source)
+    if scores is None:
         return None
     product = product_of(scores.product)
     assert product is not None
@@ -249,11 +260,13 @@ def decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
     labels = labelled.get(scores.steps[-1])
     if roles is None or labels is None:
         return None
-    keys = labels[dim]
+    keys = labels[softmax.dim]
     output = _output(softmax, labels)
     if output is None or keys not in roles[:2]:
         return None
-    if not all(_constant_along(keys, step, labelled[step]) for step in scores.steps):
+    if scores.problem is None and not all(
+        _constant_along(keys, step, labelled[step]) for step in scores.steps
+    ):
         return None
     left, right, summed = roles
     queries = left if keys == right else right
@@ -268,7 +281,10 @@ def decomposed(softmax: torch.fx.Node) -> AttentionSite | None:
     if scores.mask_step is not None and labelled[scores.mask_step] != in_order:
         scores.problem = _MASK_TURNED
     sides = _Sides(queries, keys, summed, shared)
-    return sides.site(softmax, scores, output, (q, q_labels), (k, k_labels))
+    site = sides.site(softmax, scores, output, (q, q_labels), (k, k_labels))
+    if site is None or softmax.quotient is None:
+        return site
+    return replace(site, node=softmax.quotient, steps=(*site.steps, site.node))
 
 
 def _labels_of(steps: Sequence[torch.fx.Node], labels: Labels) -> dict[torch.fx.Node, Labels]:
@@ -287,6 +303,8 @@ def _constant_along(keys: str, step: torch.fx.Node, labels: Labels) -> bool:
     if canonical_name(step) != "sub":
         return True
     maximum = fake_value(argument(step, 1, "other"))
+    if not isinstance(maximum, torch.Tensor):
+        return True
     place = labels.index(keys) - len(labels) + maximum.dim()
     return place < 0 or same_size(size_of(maximum.shape[place]), 1)
 
@@ -311,7 +329,7 @@ class _Sides:
 
     def site(
         self,
-        softmax: torch.fx.Node,
+        softmax: Softmax,
         scores: Scores,
         output: _Output,
         q: tuple[torch.fx.Node, Labels],
@@ -344,12 +362,12 @@ class _Sides:
             k[0],
             v,
             scores.scale * q_factor,
-            module_path(output.node) or module_path(softmax),
+            module_path(output.node) or module_path(softmax.node),
             scores.mask,
             *orders,  # type: ignore[arg-type]
             dropout=output.dropout,
-            steps=(*first, *scores.steps, softmax, *output.steps),
-            problem=scores.problem or output.problem,
+            steps=(*first, *scores.steps, *softmax.steps, *output.steps),
+            problem=softmax.problem or scores.problem or output.problem,
         )
 
 

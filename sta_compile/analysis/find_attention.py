@@ -22,7 +22,9 @@ from .decomposed_attention import decomposed
 from .graph_view import GraphView, argument, canonical_name, is_inplace
 from .hidden_attention import hidden_attention
 from .multihead_attention import multihead_attention
+from .softmax import softmax_of
 from .token_values import storage_of, written_storages
+from .unread_softmax import unread_softmax
 
 __all__ = ["AttentionSite", "find_attention"]
 
@@ -40,10 +42,10 @@ def find_attention(view: GraphView) -> list[AttentionSite]:
 
 def _site(view: GraphView, node: torch.fx.Node) -> AttentionSite | None:
     """The attention that ends at a node, or whose softmax it is."""
-    name = canonical_name(node)
-    if name == "softmax":
-        return decomposed(node)
-    if name == MULTIHEAD:
+    softmax = softmax_of(node)
+    if softmax is not None:
+        return decomposed(softmax) or unread_softmax(softmax)
+    if canonical_name(node) == MULTIHEAD:
         return multihead_attention(node)
     return attention_call(node) or hidden_attention(view, node, find_attention)
 

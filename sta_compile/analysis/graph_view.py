@@ -46,6 +46,11 @@ _ALIASES = {
     "or": "logical_or",
     "_softmax": "softmax",
     "_safe_softmax": "softmax",
+    "special_softmax": "softmax",
+    "special_log_softmax": "log_softmax",
+    "special_logsumexp": "logsumexp",
+    "adjoint": "mT",  # of real tensors
+    "mH": "mT",
     "mod": "remainder",
     # Products of (activations, packed weights, ...), of torch and of bitsandbytes.
     "_scaled_mm": "mm",

@@ -188,9 +188,9 @@ class LayoutBuilder:
             self._read(operand, node, variable)
         found = spreads(self.values, node)
         for spread in found:
-            # As dear as what it saves the conversion of: one value alone is converted as it is.
+            # As dear as two of these values: a cosine and a sine, of once, are converted as they are.
             number, position = self._numbers(spread), self.view.position[node]
-            self.uses.append(Use(number, variable, _bytes(node), position))
+            self.uses.append(Use(number, variable, 2 * _bytes(node), position))
         self.spreads += found
         if self._pinned(node, inputs, holding, place, {spread.value for spread in found}):
             self.raster.add(variable)

@@ -12,7 +12,7 @@ from .attention_calls import operands_of
 from .attention_names import MULTIHEAD
 from .attention_site import AttentionSite
 from .axes import Axis, atoms_of, resolve, segments_of
-from .graph_view import argument, canonical_name, is_parameter, is_tensor
+from .graph_view import argument, canonical_name, is_parameter, is_pointwise, is_tensor
 from .trace_dims import DimTrace
 from .trace_index import rows_by_index
 
@@ -38,6 +38,7 @@ class TokenStreams:
     def __init__(self, trace: DimTrace) -> None:
         self.trace = trace
         self._of_latent: dict[Axis, set[torch.fx.Node]] = {}
+        self._of_inputs: set[torch.fx.Node] | None = None
 
     def same_stream(self, site: AttentionSite, axis: Axis) -> bool:
         """Are q, k and v projected from one token stream? Compares the values before their projections."""
@@ -47,7 +48,9 @@ class TokenStreams:
     def source(self, site: AttentionSite, operand: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
         """Where the tokens of an operand of a site are projected from; a site may do so by itself."""
         return (
-            {before_casts(operand)} if site.projections is not None else self.stream(operand, axis)
+            {self._tokens(operand, axis)}
+            if site.projections is not None
+            else self.stream(operand, axis)
         )
 
     def given(self, site: AttentionSite, axis: Axis) -> bool:
@@ -70,7 +73,7 @@ class TokenStreams:
                 found.add(node)
                 continue
             if canonical_name(node) in MIXING:
-                found.update(before_casts(c) for c in carriers)
+                found.update(self._tokens(c, axis) for c in carriers)
                 continue
             if not carriers:
                 found.add(node)
@@ -79,6 +82,31 @@ class TokenStreams:
                     seen.add(carrier)
                     stack.append(carrier)
         return found
+
+    def _tokens(self, node: torch.fx.Node, axis: Axis) -> torch.fx.Node:
+        """The tokens before what they are given for one projection only: a cast, or positions that are added."""
+        while True:
+            node = before_casts(node)
+            operands = [n for n in node.all_input_nodes if is_tensor(n)]
+            data = [n for n in operands if n in self._from_inputs()]
+            name = canonical_name(node)
+            passes = is_pointwise(name) or name in ("transpose", "permute", "movedim", "mT")
+            if not passes or len(data) != 1 or not self.holds(data[0], axis):
+                return node
+            (node,) = data
+
+    def _from_inputs(self) -> set[torch.fx.Node]:
+        """Values that depend on what the model is called with, weights apart."""
+        if self._of_inputs is None:
+            view = self.trace.view
+            found = {n for n in view.nodes if view.is_root_input(n) and not is_parameter(n)}
+            for node in view.nodes:
+                picked = view.picks(node)
+                sources = [picked] if picked is not None else view.producers(node)
+                if not found.isdisjoint(sources):
+                    found.add(node)
+            self._of_inputs = found
+        return self._of_inputs
 
     def reorders(self, node: torch.fx.Node, axis: Axis) -> bool:
         """Did an operation make an axis of its own, whose order is that of its input only as far as sizes tell, or pick
@@ -132,13 +160,11 @@ class TokenStreams:
         """Values that a latent cut into the grid's tokens becomes, token by token, whoever attends to them."""
         if part not in self._of_latent:
             view = self.trace.view
-            from_input = {n for n in view.nodes if view.is_root_input(n) and not is_parameter(n)}
-            found = {n for n in from_input if self._is_cut_up(n, part)}
+            from_input = self._from_inputs()
+            found = {n for n in from_input if view.is_root_input(n) and self._is_cut_up(n, part)}
             for node in view.nodes:
                 picked = view.picks(node)
                 sources = [picked] if picked is not None else view.producers(node)
-                if not from_input.isdisjoint(sources):
-                    from_input.add(node)
                 if not found.isdisjoint(_passed_on(node, sources)) or (
                     self.holds(node, part)
                     and any(

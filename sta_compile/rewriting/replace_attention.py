@@ -11,7 +11,7 @@ import torch
 import torch.fx
 
 from .. import _torch
-from ..analysis.attention_site import Order, sizes_of
+from ..analysis.attention_site import Order
 from ..analysis.axes import Axis, Size, resolve, same_size, size_of
 from ..analysis.graph_view import GraphView, fake_value, is_inplace
 from ..analysis.infer_grid import VideoAttention
@@ -145,41 +145,16 @@ def replace_attention(
 
 def _erase_unread(node: torch.fx.Node, private: Collection[torch.fx.Node]) -> None:
     """Removes a node without readers, then what only it read. private: writes that nothing else sees."""
-    stack = [node]
+    stack, erased = [node], set()
     while stack:
         unread = stack.pop()
-        if unread.users or unread.op not in ("call_function", "call_method"):
+        if unread in erased or unread.users:
+            continue
+        if unread.op not in ("call_function", "call_method"):
             continue
         if is_inplace(unread) and unread not in private:
             continue
         inputs = list(unread.all_input_nodes)
         unread.graph.erase_node(unread)
+        erased.add(unread)
         stack += inputs
-
-
-class FlagNodes:
-    """Which samples are dense, for the attentions of one graph."""
-
-    def __init__(self, threads: ValueThreads, dense: torch.fx.Node | None) -> None:
-        self.threads, self.view, self.dense_root = threads, threads.view, dense
-
-    def dense(self, found: VideoAttention) -> torch.fx.Node | None:
-        """The dense flags of a site, bool [batch]; a batch that is not the model's own is dense if any sample is."""
-        if self.dense_root is None:
-            return None
-        site = found.site
-        flags = self.threads.reach(self.dense_root, self.view.owner[site.node])
-        batch = sizes_of(site.q, site.q_order, site.samples)[0]
-        if same_size(size_of(fake_value(flags).shape[0]), batch) and not site.heads_in_batch:
-            return flags
-        graph = site.node.graph
-        with graph.inserting_before(site.node):
-            size = (
-                batch
-                if isinstance(batch, int)
-                else add_call(
-                    graph, "call_method", "size", (site.q, site.q_order.batch), like=site.node
-                )
-            )
-            one = add_call(graph, "call_method", "any", (flags,), like=site.node)
-            return add_call(graph, "call_method", "expand", (one, size), like=site.node)

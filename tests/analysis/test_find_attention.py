@@ -277,3 +277,42 @@ def test_dropout_of_probabilities_is_told() -> None:
 @pytest.mark.parametrize("name", NOT_ATTENTION)
 def test_what_is_not_attention_is_not_found(name: str) -> None:
     assert found_in(NOT_ATTENTION[name], *tensors()) == []
+
+
+def kernel_named(name: str) -> Callable[..., Any]:
+    def kernel(**arguments: Any) -> None: ...
+
+    kernel.__name__ = name
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "found"),
+    [
+        ("_attn_fwd", ("A", "B", "C", "Out"), True),
+        ("_fwd_kernel", ("q_ptr", "k_ptr", "v_ptr", "out_ptr"), True),
+        ("_layer_norm", ("x", "weight", "bias", "out"), False),
+    ],
+)
+def test_a_kernel_of_the_users_own(name: str, arguments: tuple[str, ...], found: bool) -> None:
+    """Dynamo traces a launch to this operator where there is a GPU."""
+    from torch._higher_order_ops import triton_kernel_wrap as wrap
+
+    gm = capture(lambda q, k, v, out: q + k + v + out, *[torch.randn(2, 3, 5, 8)] * 4)
+    tensors = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    tensors = (tensors * 4)[:4]
+    with gm.graph.inserting_after(list(gm.graph.nodes)[3]):
+        gm.graph.call_function(
+            wrap.triton_kernel_wrapper_mutation,
+            kwargs={
+                "kernel_idx": wrap.kernel_side_table.add_kernel(kernel_named(name)),
+                "constant_args_idx": 0,
+                "grid": [(1, 1, 1)],
+                "tma_descriptor_metadata": {},
+                "kwargs": dict(zip(arguments, tensors, strict=True)),
+            },
+        )
+    sites = find_attention(GraphView(gm))
+    assert [site.problem.reason for site in sites if site.problem is not None] == (
+        [f"its attention is the Triton kernel `{name}`"] if found else []
+    )

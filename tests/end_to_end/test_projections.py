@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -145,6 +146,36 @@ def sequence_first(self: Fused, x: Tensor) -> Tensor:
 def test_sequence_first() -> None:
     model = Model([Fused(sequence_first), Fused(sequence_first)], sequence_first=True)
     check_models(model, model, model.sites, latent=latent())
+
+
+class WithPositions(nn.Module):
+    """Positions are added to what queries and keys are made of, not to values; in linear layers or nn.MultiheadAttention."""
+
+    def __init__(self, multihead: bool) -> None:
+        super().__init__()
+        self.mha = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+        self.positions = nn.Parameter(torch.empty(math.prod(GRID), WIDTH))
+        self.multihead = multihead
+
+    def forward(self, x: Tensor) -> Tensor:
+        placed = x + self.positions
+        if self.multihead:
+            out: Tensor = self.mha(placed, placed, x, need_weights=False)[0]
+            return out
+        weights, biases = self.mha.in_proj_weight.chunk(3), self.mha.in_proj_bias.chunk(3)
+        q, k, v = (
+            F.linear(tokens, weight, bias).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for tokens, weight, bias in zip((placed, placed, x), weights, biases, strict=True)
+        )
+        out = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.mha.out_proj(out)
+
+
+def test_positions_added_in_every_layer() -> None:
+    model, twin = (Model([WithPositions(m), WithPositions(m)]) for m in (True, False))
+    variant = check_models(model, twin, model.sites, latent=latent())
+    assert variant.report.conversions == 4  # the tokens, in and out, and each table
+    check_models(twin, twin, twin.sites, latent=latent())
 
 
 def no_batch(self: Fused, x: Tensor) -> Tensor:
