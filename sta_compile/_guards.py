@@ -33,9 +33,10 @@ def install_config_guard(names: Iterable[str]) -> bool:
     return _install(partial(config.snapshot, names), text)
 
 
-def install_grids_guard() -> bool:
-    """Guards on what is known of the grids of the current call, if there is one."""
-    return _install(model_call.known_grids, "the grids of this call's token counts are unchanged")
+def install_grids_guard(asked: Iterable[int]) -> bool:
+    """Guards on what the current call, if there is one, knows of these numbers of tokens."""
+    read = partial(model_call.known_grids, frozenset(asked))
+    return _install(read, "the grids of this call's token counts are unchanged")
 
 
 def install_convention_guard(timestep: str) -> bool:

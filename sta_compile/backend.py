@@ -59,8 +59,8 @@ def sta(
         gm = take_over(gm)
     if report.replaced and settings.noise == "auto" and report.noise.needed and flags is None:
         install_convention_guard(settings.timestep)
-    if (call is not None and call.grids()) or report.lacks_grid:
-        install_grids_guard()
+    if report.asked or report.lacks_grid:
+        install_grids_guard(report.asked)
     if report.reason in NOTHING_FOUND and not _torch.is_whole_forward():
         report.reason = "this graph is a part of the model, and has no attention over video tokens"
         report.hint = "compile by sta_compile.compile(model), which keeps the model whole, or tells its parts what they need"

@@ -10,13 +10,14 @@ from typing import Any, Literal
 import torch.fx
 
 from . import _torch
-from .analysis.axes import Axis, Size, resolve, segments_of
+from .analysis.axes import Axis, Size, axis_size, resolve, segments_of
 from .analysis.hints import Hint
-from .analysis.infer_grid import GridAxis, GridInference, Refusal, VideoAttention
+from .analysis.infer_grid import GridInference, Refusal, VideoAttention
 from .analysis.propagate_layout import LayoutPlan, propagate_layout
 from .analysis.trace_dims import DimTrace
 from .errors import InvalidOptionError
 from .ir.attention_spec import AttentionSpec, Triple
+from .ir.known_tokens import Segments, agreed
 from .planning.choose_tiles import Plan, plan_attention
 from .planning.cut_layout import LayoutConflict
 from .report import ReplacedSite
@@ -228,23 +229,36 @@ def specialise_inputs(gm: torch.fx.GraphModule, known: Collection[int]) -> None:
                 _torch.specialise(expr, env)
 
 
-def state_grids(gm: torch.fx.GraphModule, inference: GridInference) -> dict[int, Triple]:
-    """Token count -> grid, of the token axes that leave a graph; symbolic ones become numbers, with a guard."""
-    shapes = [_known(gm, grid.shape) for grid in _leaving(inference)]
-    found: dict[int, set[Triple]] = {}
-    for shape in shapes:
-        if shape is not None:
-            found.setdefault(prod(shape), set()).add(shape)
-    return {tokens: grids.pop() for tokens, grids in found.items() if len(grids) == 1}
+def state_grids(gm: torch.fx.GraphModule, inference: GridInference) -> dict[int, Segments]:
+    """What is proved of the token axes that leave a graph, by their length; symbolic grids become numbers, with a guard."""
+    found: dict[int, Segments | None] = {}
+    for segments in _leaving(gm, inference):
+        tokens = sum(n for n, _ in segments)
+        before = found.setdefault(tokens, segments)
+        found[tokens] = None if before is None else agreed(before, segments)
+    return {tokens: segments for tokens, segments in found.items() if segments is not None}
 
 
-def _leaving(inference: GridInference) -> Iterator[GridAxis]:
-    """Grids of the axes of a graph's outputs, segment by segment."""
+def _leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[Segments]:
+    """The axes of a graph's outputs that have a grid, and each grid by itself."""
     output = next(iter(reversed(inference.trace.view.gm.graph.nodes)))
     for node in output.all_input_nodes:
         for dims in inference.trace.tensors(node):
-            found = [inference.proved(part) for axis in dims for part in segments_of(axis)]
-            # The last axis of a rope table is no token axis, and made of three as well.
-            found += [inference.by_positions(p) for axis in dims[:-1] for p in segments_of(axis)]
-            # A hint is checked in its own graph only.
-            yield from (grid for grid in found if grid is not None and grid.hint is None)
+            for place, axis in enumerate(dims):
+                parts, segments = segments_of(axis), []
+                for part in parts:
+                    # The last axis of a rope table is no token axis, and made of three as well.
+                    last = place == len(dims) - 1
+                    grid = inference.proved(part) or (
+                        None if last else inference.by_positions(part)
+                    )
+                    # A hint is checked in its own graph only.
+                    proved = grid is not None and grid.hint is None
+                    shape = _known(gm, grid.shape) if grid is not None and proved else None
+                    size = prod(shape) if shape is not None else axis_size(part)
+                    segments.append((size, shape))
+                    if shape is not None:
+                        yield ((prod(shape), shape),)
+                numbers = tuple((n, shape) for n, shape in segments if isinstance(n, int))
+                if len(numbers) == len(parts) > 1 and any(shape for _, shape in numbers):
+                    yield numbers

@@ -4,7 +4,7 @@ Dynamo compiles a frame at a time, and a frame may be one block, which shows nei
 outermost call keeps both where the graphs inside it find them:
 
     with calling(model, noise source, args, kwargs) as call:
-        first graph runs      -> call.state_grids({1440: (9, 16, 10)})    what its patch embed proves
+        first graph runs      -> call.state_grids(...)                    1440 tokens are (9, 16, 10), by its patch embed
         a block's guard asks  -> call.grids()                             as at the time of its compile, or compile again
         a block's graph runs  -> call.dense(settings, batch, device)      bool [batch], from the model's own timestep
 
@@ -14,7 +14,7 @@ Nothing outlives the call but the convention, which is kept with the model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -23,16 +23,14 @@ import torch
 
 from . import _torch
 from .analysis.first_call import largest_value
-from .ir.attention_spec import Triple
+from .ir.known_tokens import Segments, agreed
 from .ir.noise_level import Convention
 from .planning.scheduler_convention import convention_of_schedule
 from .prefix import Prefix
 from .report import Report
 from .settings import Settings
 
-Grids = tuple[
-    tuple[int, Triple | None], ...
-]  # token count -> its grid; None: two grids have that many tokens
+Grids = tuple[tuple[int, Segments | None], ...]  # by the number of tokens
 
 _current: ContextVar[ModelCall | None] = ContextVar("sta_compile.model_call", default=None)
 
@@ -48,10 +46,10 @@ def root_module() -> torch.nn.Module | None:
     return call.model if call is not None else _torch.root_module()
 
 
-def known_grids() -> Grids | None:
-    """What the current call's graphs have stated so far; None outside of a call."""
+def known_grids(asked: Collection[int]) -> Grids | None:
+    """What the current call's graphs have stated so far of these numbers of tokens; None outside of a call."""
     call = _current.get()
-    return None if call is None else call.grids()
+    return None if call is None else tuple(known for known in call.grids() if known[0] in asked)
 
 
 class ModelCall:
@@ -69,19 +67,18 @@ class ModelCall:
         self.scheduler = scheduler
         self._prefix = prefix
         self._args, self._kwargs = args, kwargs
-        self._grids: dict[int, Triple | None] = {}
+        self._grids: dict[int, Segments | None] = {}
         self._dense: dict[Any, torch.Tensor] = {}
         self.compiles = 0  # graphs that were compiled in this call
 
     def grids(self) -> Grids:
         return tuple(sorted(self._grids.items()))
 
-    def state_grids(self, grids: Mapping[int, Triple]) -> None:
+    def state_grids(self, grids: Mapping[int, Segments]) -> None:
         """A graph that has just run proves these; two grids of as many tokens leave neither."""
-        for tokens, grid in grids.items():
-            known = self._grids.setdefault(tokens, grid)
-            if known != grid:
-                self._grids[tokens] = None
+        for tokens, segments in grids.items():
+            known = self._grids.setdefault(tokens, segments)
+            self._grids[tokens] = None if known is None else agreed(known, segments)
 
     def ask_prefix(self) -> bool:
         """Some graph needs a grid that it does not show; False if the part before the blocks shows none either."""

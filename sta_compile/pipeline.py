@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from .analysis.trace_dims import DimTrace, trace_dims
 from .apply_plan import apply_plan
 from .errors import StaError, StrictError
 from .grid_plan import plan_grids, specialise_inputs, state_grids
-from .ir.attention_spec import Triple
+from .ir.known_tokens import Asked, Known
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
@@ -101,16 +101,22 @@ def _rewrite(
     call: ModelCall | None,
     saved: _Saved,
 ) -> None:
-    known = dict(call.grids()) if call is not None else {}
+    known = _known_of_call(gm, call)
     specialise_inputs(gm, known)
     drop_unread_attributes(gm)
     facts = _analyse(gm, example_inputs, settings, report, known)
+    hinted = any(attention.grid.hint is not None for attention in facts.found)
+    if hinted and call is not None and not _torch.is_whole_forward() and call.ask_prefix():
+        known = Asked(dict(call.grids()))  # what is proved comes before what values say
+        specialise_inputs(gm, known)
+        facts = _analyse(gm, example_inputs, settings, report, known)
     before = record(gm)
     grids = [attention.grid.axis for attention in facts.found]
     joined = settings.layout == "graph" and bool(grids) and join_slices(facts.trace, grids)
     if joined:
         facts = _analyse(gm, example_inputs, settings, report, known)
     trace, found, refused = facts.trace, facts.found, facts.refused
+    report.asked = frozenset(known.asked)
     with report.stage("plan"):
         planned, dropped = plan_grids(trace, found, settings)
         refused += dropped
@@ -141,6 +147,12 @@ def _rewrite(
         report.conversions += grid.layout.logical
 
 
+def _known_of_call(gm: torch.fx.GraphModule, call: ModelCall | None) -> Asked:
+    """Of a graph with attention only: others need not be compiled again where something else is known."""
+    grids = () if call is None else call.grids()
+    return Asked(dict(grids) if grids and find_attention(GraphView(gm)) else {})
+
+
 @dataclass(frozen=True, eq=False)
 class _Facts:
     """What is known of a graph: its axes, how many attentions it has, and which are over a grid."""
@@ -157,7 +169,7 @@ def _analyse(
     example_inputs: Sequence[Any],
     settings: Settings,
     report: Report,
-    known: Mapping[int, Triple | None],
+    known: Known,
 ) -> _Facts:
     with report.stage("view graph"):
         view = GraphView(gm)

@@ -5,7 +5,7 @@ the frame with the patch embed, and a block's graph shows a number of tokens onl
 by itself, once for each shape of the model's inputs:
 
     Wan, latent [1, 16, 9, 60, 104] -> the first block is called with [1, 14040, 1536] tokens of a 9x30x52 grid
-    grids_before_blocks(model, args, kwargs)  ->  {14040: (9, 30, 52)}
+    grids_before_blocks(model, args, kwargs)  ->  {14040: ((14040, (9, 30, 52)),)}
 
 What is traced is a skeleton: the same modules without hooks and without data, so that nothing runs, moves or is read.
 Linear layers of any kind (quantised, with adapters) stand for plain ones.
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from .ir.attention_spec import Triple
+from .ir.known_tokens import Segments
 from .regions import repeated_blocks
 
 log = logging.getLogger(__name__)
@@ -43,10 +43,10 @@ class Prefix:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.needed = False
-        self._grids: OrderedDict[Any, dict[int, Triple]] = OrderedDict()
+        self._grids: OrderedDict[Any, dict[int, Segments]] = OrderedDict()
 
-    def grids(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Triple]:
-        """Token count -> grid for inputs of these shapes; traced once."""
+    def grids(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Segments]:
+        """What is known of token counts for inputs of these shapes; traced once."""
         key = key_of(args, kwargs)
         if key not in self._grids:
             self._grids[key] = grids_before_blocks(self.model, args, kwargs)
@@ -57,15 +57,15 @@ class Prefix:
 
 def grids_before_blocks(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[int, Triple]:
-    """Token count -> grid, as the part before the blocks proves it; empty where it can't be traced."""
+) -> dict[int, Segments]:
+    """What the part before the blocks proves of token counts; empty where it can't be traced."""
     from ._trace import trace
     from .analysis.graph_view import GraphView
     from .analysis.infer_grid import GridInference
     from .analysis.trace_dims import trace_dims
     from .grid_plan import state_grids
 
-    found: dict[int, Triple] = {}
+    found: dict[int, Segments] = {}
 
     def visit(gm: torch.fx.GraphModule, _: Sequence[Any]) -> None:
         found.update(state_grids(gm, GridInference(trace_dims(GraphView(gm)))))

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .ir.attention_spec import Triple
+from .ir.known_tokens import Segments
 
 MAX_REPORTS = 256
 
@@ -87,7 +88,9 @@ class Report:
     settings: dict[str, Any] = field(default_factory=dict)  # Settings.to_dict()
     reason: str = ""
     hint: str = ""
-    stated: dict[int, Triple] = field(default_factory=dict)  # token count -> grid, for later graphs
+    # By the number of tokens, for later graphs.
+    stated: dict[int, Segments] = field(default_factory=dict)
+    asked: frozenset[int] = frozenset()  # numbers of tokens that earlier graphs were asked about
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

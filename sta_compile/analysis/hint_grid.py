@@ -10,7 +10,7 @@ a check on the device, which makes a call dense whose positions are others (`pos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 import torch.fx
 
 from .. import _torch
+from ..ir.known_tokens import OF_CALL, Known
 from .attention_site import AttentionSite
 from .axes import Atom, Axis, Dims, axis_size, concat, fresh, segments_of, size_of
 from .find_timestep import readable_name
@@ -36,7 +37,7 @@ def infer_grids(
     sites: Iterable[AttentionSite],
     declared: Triple | None,
     example_inputs: Sequence[Any],
-    known: Mapping[int, Triple | None] = MappingProxyType({}),
+    known: Known = MappingProxyType({}),
 ) -> tuple[DimTrace, GridInference]:
     """Trace and grids of a graph, with what the values of its inputs say where the graph and the options say nothing.
 
@@ -47,7 +48,12 @@ def infer_grids(
     unknown = dict.fromkeys(p for site in sites for p in _unknown_parts(inference, site))
     reader = _Reader(trace, example_inputs)
     for part in unknown:
-        reader.read(part)
+        size = axis_size(part)
+        sequence = _sequence(known, size) if isinstance(size, int) else None
+        if sequence is not None:
+            reader.known[part] = sequence
+        else:
+            reader.read(part)
     hints = Hints(reader.by_atom, tuple(reader.doubts), reader.known_values())
     if reader.known:
         trace = trace_dims(trace.view, reader.restated())
@@ -223,6 +229,21 @@ class _Reader:
 
     def _doubt(self, source: _Source, reason: str, hint: str) -> None:
         self.doubts.append(Doubt(source.node, source.dim, reason, hint))
+
+
+def _sequence(known: Known, tokens: int) -> Axis | None:
+    """An axis of several segments, of factors that are known to be frames, rows and columns."""
+    segments = known.get(tokens)
+    if segments is None or len(segments) == 1:
+        return None
+    return concat([_axis_of(*segment) for segment in segments])
+
+
+def _axis_of(tokens: int, grid: Triple | None) -> Axis:
+    # Of two factors it would not be known which of the three they are.
+    if grid is None or 1 in grid[1:]:
+        return fresh(tokens)
+    return tuple(Atom(n, origin=OF_CALL) for n in grid if n > 1)
 
 
 def _has_values(value: Any) -> bool:

@@ -9,7 +9,7 @@ order; the mask is absent or leaves all keys of the video to its queries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch.fx
 
+from ..ir.known_tokens import OF_CALL, Known, grid_of_tokens
 from .attention_site import AttentionSite, Order
 from .axes import (
     Atom,
@@ -39,7 +40,6 @@ from .token_parts import TokenParts
 from .token_streams import TokenStreams
 from .trace_dims import DimTrace
 
-OF_CALL = "another graph of this call"
 _NO_HINTS = Hints()
 _WITHOUT_LATENT = ("unpatchify", "option grid", "positions of the rope tables", OF_CALL)
 
@@ -104,14 +104,14 @@ def same_axis(a: Axis, b: Axis) -> bool:
 
 
 class GridInference:
-    """Answers for the attention sites of one graph. declared: option `grid`; known: token count -> grid in this call."""
+    """Answers for the attention sites of one graph. declared: option `grid`; known: of token counts in this call."""
 
     def __init__(
         self,
         trace: DimTrace,
         declared: tuple[int, int, int] | None = None,
         hints: Hints = _NO_HINTS,
-        known: Mapping[int, tuple[int, int, int] | None] = MappingProxyType({}),
+        known: Known = MappingProxyType({}),
     ) -> None:
         self.trace, self.hints = trace, hints
         self.declared = declared
@@ -335,7 +335,7 @@ class GridInference:
 
     def _of_call(self, part: Axis) -> GridAxis | None:
         size = axis_size(part)
-        shape = self.known.get(size) if isinstance(size, int) else None
+        shape = grid_of_tokens(self.known, size) if isinstance(size, int) else None
         return None if shape is None else GridAxis(part, self._stated(part, shape), OF_CALL)
 
     def _of_option(self, part: Axis) -> GridAxis | None:
