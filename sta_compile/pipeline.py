@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -125,13 +125,20 @@ def _rewrite(
     if call is not None:
         report.stated = state_grids(gm, facts.inference)
     report.refused += [
-        RefusedSite(r.name, r.reason, r.hint, grid_known=r.over_grid, by_request=r.by_request)
+        RefusedSite(
+            r.name,
+            r.reason,
+            r.hint,
+            grid_known=r.over_grid,
+            by_request=r.by_request,
+            calls=facts.calls.get(r.name, 1),
+        )
         for r in refused
     ]
     if not planned:
         if joined:
             saved.restore()
-        report.reason, report.hint = _nothing(facts.sites, refused)
+        report.reason, report.hint = _nothing(len(facts.calls), refused)
         return
     report.noise = noise.report()
     with report.stage("rewrite"):
@@ -143,7 +150,9 @@ def _rewrite(
             raise RuntimeError("; ".join(v.message for v in violations[:3]))
         _recompile(gm)
     for grid in planned:
-        report.replaced += grid.report(kernel)
+        report.replaced += [
+            replace(site, calls=facts.calls[site.name]) for site in grid.report(kernel)
+        ]
         report.conversions += grid.layout.logical
 
 
@@ -155,11 +164,11 @@ def _known_of_call(gm: torch.fx.GraphModule, call: ModelCall | None) -> Asked:
 
 @dataclass(frozen=True, eq=False)
 class _Facts:
-    """What is known of a graph: its axes, how many attentions it has, and which are over a grid."""
+    """What is known of a graph: its axes, which of its attentions are over a grid, and how often each of all runs."""
 
     trace: DimTrace
     inference: GridInference
-    sites: int
+    calls: dict[str, int]
     found: list[VideoAttention]
     refused: list[Refusal]
 
@@ -184,7 +193,8 @@ def _analyse(
         refused = [a for a in answers if isinstance(a, Refusal)]
         if found:  # beside a known grid, attention without one is over text
             refused = [r for r in refused if r.over_grid]
-    return _Facts(trace, inference, len(sites), found, refused)
+    calls = {site.name: view.times(site.node) for site in sites}
+    return _Facts(trace, inference, calls, found, refused)
 
 
 def _nothing(sites: int, refused: Sequence[Refusal]) -> tuple[str, str]:

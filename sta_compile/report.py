@@ -36,6 +36,7 @@ class ReplacedSite:
     kept: float | None  # share of the video's (query, key) pairs that is computed, 0..1
     kernel: str
     evidence: str = ""  # how the grid is known: "proved by conv3d patch embed"
+    calls: int = 1  # attentions of the model that it stands for: a nested region is called once for each layer
 
     @property
     def exact(self) -> bool:
@@ -54,6 +55,7 @@ class RefusedSite:
     )
     grid_known: bool = True  # False: nothing shows that its tokens are video at all
     by_request: bool = False  # an option keeps it exact: `min_tokens`
+    calls: int = 1
 
     @property
     def breaks_strict(self) -> bool:
@@ -109,8 +111,13 @@ class Report:
 
     @property
     def self_attentions(self) -> int:
-        """How many self-attentions were found, replaced or not."""
-        return len(self.replaced) + sum(site.self_attention for site in self.refused)
+        """How many self-attentions of the model were found, replaced or not."""
+        return self.replacements + sum(site.calls for site in self.refused if site.self_attention)
+
+    @property
+    def replacements(self) -> int:
+        """How many attentions of the model were replaced."""
+        return sum(site.calls for site in self.replaced)
 
     @property
     def lacks_grid(self) -> bool:

@@ -39,14 +39,16 @@ def summarize(report: Report) -> str:
     grids = list(dict.fromkeys(shape(site.grid) for site in sites))
     over = " and ".join(grids[:2]) + (f" and {len(grids) - 2} more" if len(grids) > 2 else "")
     over = "token grids known at run time" if grids == ["any"] else f"{over} tokens"
-    head = f"sta: {len(sites)} of {total} self-attentions over {over}"
+    regions = f" ({len(sites)} compiled)" if report.replacements > len(sites) else ""
+    head = f"sta: {report.replacements} of {total} self-attentions{regions} over {over}"
     if all(site.exact for site in sites):
         parts = [f"{head} keep every pair: exact"]
     else:
         parts = [f"{head} keep {_kept(sites)}", _dense(report), 'window="full" is exact']
     refused = [site for site in report.refused if site.self_attention]
     if refused:
-        parts.append(f"{len(refused)} left as they were ({_most_common(refused).reason})")
+        left = sum(site.calls for site in refused)
+        parts.append(f"{left} left as they were ({_most_common(refused).reason})")
     return "; ".join(part for part in parts if part)
 
 
@@ -144,7 +146,7 @@ def _replaced_table(sites: list[ReplacedSite]) -> Table:
     for name, site, count in _groups(sites):
         table.add_row(
             name,
-            str(count),
+            str(count * site.calls),
             " + ".join(
                 shape(site.grid) if role == "video" else str(role if size is None else size)
                 for role, size in site.segments
@@ -160,7 +162,7 @@ def _replaced_table(sites: list[ReplacedSite]) -> Table:
 def _refused_table(sites: list[RefusedSite]) -> Table:
     table = _table("left as they were", "site", "n", "reason", "what to do")
     for name, site, count in _groups(sites):
-        table.add_row(name, str(count), site.reason, site.hint)
+        table.add_row(name, str(count * site.calls), site.reason, site.hint)
     return table
 
 
@@ -177,6 +179,11 @@ def _facts(report: Report) -> str:
             + (f" ({noise.evidence})" if noise.evidence else "")
         )
         lines.append(f"order conversions: {report.conversions}")
+        lines += [
+            f"{name}: one compiled region, called {site.calls} times"
+            for name, site, _ in _groups(report.replaced)
+            if site.calls > 1
+        ]
     if report.seconds:
         stages = ", ".join(f"{stage} {value:.2f}" for stage, value in report.seconds.items())
         lines.append(f"seconds: {sum(report.seconds.values()):.2f} ({stages})")

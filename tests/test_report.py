@@ -106,6 +106,14 @@ def test_the_table_groups_equal_sites():
     assert len(text.splitlines()) < 30
 
 
+def test_a_region_stands_for_each_of_its_calls():
+    text = RefusedSite("text.0.attn", "text is short", "nothing to do", calls=2)
+    region = wan(replaced=[replace(SITE, calls=40)], refused=[text])
+    assert region.summary().startswith("sta: 40 of 42 self-attentions (1 compiled) over 21x45x80")
+    assert "2 left as they were" in region.summary()
+    assert "blocks.0.attn1: one compiled region, called 40 times" in str(region)
+
+
 def test_numbered_names():
     names = ["b.0.attn", "b.1.attn", "head", "b.4.attn", "c.0.d.3", "c.1.d.3", "c.1.d.4", "head"]
     assert list(numbered(names)) == [

@@ -282,6 +282,11 @@ class GraphView:
         output = next(iter(reversed(self.body[call].graph.nodes)))
         return output.args[0]
 
+    def times(self, node: torch.fx.Node) -> int:
+        """How often a node runs in a call of the graph: once for each call of the bodies around it."""
+        calls = self.calls.get(self.owner[node])
+        return 1 if calls is None else sum(map(self.times, calls))
+
     def producers(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The nodes that a node reads; a body placeholder reads the arguments of its call sites."""
         if node in self.sources:

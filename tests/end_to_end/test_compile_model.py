@@ -61,7 +61,9 @@ def check(case, options, **more) -> list:
 def test_blocks_are_compiled_once(family, bodies, stages_only, graphs):
     """Blocks that return two views of a tensor, take two, or return an input are regions all the same."""
     case = FAMILIES[family].case(2, GRID, layers=3)
-    check(case, OPTIONS, noise=FAMILIES[family].noise)
+    (report,) = check(case, OPTIONS, noise=FAMILIES[family].noise)
+    assert report.replacements == len(case.sites)
+    assert len(report.replaced) == bodies
     (gm,) = graphs
     assert sum(isinstance(module, torch.fx.GraphModule) for module in gm.modules()) - 1 == bodies
 
