@@ -105,6 +105,8 @@ def _in_region(forward: Callable[..., Any]) -> Callable[..., Any]:
     region = mark(unaliased, max_reuse_entries=_MANY_BODIES) if many else mark(unaliased)
 
     def forward_in_region(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not _may_share((*args, *kwargs.values())):
+            return region(self, *args, **kwargs)
         seen: list[Tensor] = []
 
         def apart(value: Tensor) -> Tensor:
@@ -119,6 +121,22 @@ def _in_region(forward: Callable[..., Any]) -> Callable[..., Any]:
         return region(self, *_map_tensors(apart, args), **_map_tensors(apart, kwargs))
 
     return forward_in_region
+
+
+def _may_share(values: tuple[Any, ...]) -> bool:
+    """May two tensors among the inputs of a block share memory? Traced for each block, so it calls nothing."""
+    seen: list[Tensor] = []
+    for value in values:
+        for item in value if type(value) in (tuple, list) else (value,):
+            if isinstance(item, Tensor):
+                base = item if item._base is None else item._base
+                for other in seen:
+                    if other is base:
+                        return True
+                seen.append(base)
+            elif type(item) in (tuple, list, dict):
+                return True
+    return False
 
 
 def _map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
