@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch.fx
 
 from ..ir.known_tokens import OF_CALL, Known, grid_of_tokens
-from .attention_site import AttentionSite, Order
+from .attention_site import AttentionSite, Order, Problem
 from .axes import (
     Atom,
     Axis,
@@ -32,10 +32,10 @@ from .axes import (
 )
 from .graph_view import canonical_name, is_parameter
 from .hints import Hint, Hints
-from .operator_limits import FROM_OTHER_GRAPHS, unsupported
+from .operator_limits import FROM_OTHER_GRAPHS, PICKED_BY_DATA, unsupported
 from .other_processes import SHARDED, OtherProcesses
 from .rope_axes import position_axes
-from .segments import SequenceReader, Tokens, match_segments, start_of
+from .segments import SequenceReader, Tokens, match_segments, start_of, with_wholes
 from .token_parts import TokenParts
 from .token_streams import TokenStreams
 from .trace_dims import DimTrace
@@ -138,12 +138,12 @@ class GridInference:
     def classify(self, site: AttentionSite) -> VideoAttention | Refusal | None:
         """What a site is; None for attention that is not over video tokens (cross-attention, text)."""
         if site.opaque:
-            return self._opaque(site)
+            return self._opaque(site, site.problem or PICKED_BY_DATA)
         if self._processes.has(site):
             return Refusal(site.name, SHARDED.reason, SHARDED.hint)
         q_axis, k_axis, v_axis = (self.token_axis(site, *operand) for operand in site.operands)
         if q_axis is None or k_axis is None or v_axis is None or not same_axis(k_axis, v_axis):
-            return None
+            return self._opaque(site, PICKED_BY_DATA) if site.q_order.packed else None
         parts, keys = segments_of(q_axis), segments_of(k_axis)
         grids = [i for i, part in enumerate(parts) if self.grid_of(part) is not None]
         if not same_axis(q_axis, k_axis):
@@ -209,17 +209,17 @@ class GridInference:
             outer, axis = outer * axis_size(axis[:1]), axis[1:]
         return axis
 
-    def _opaque(self, site: AttentionSite) -> Refusal | None:
+    def _opaque(self, site: AttentionSite, problem: Problem) -> Refusal | None:
         """Attention of which no more is known than what it reads."""
-        assert site.problem is not None
         q, k = (self.trace.dims(n) or () for n in (site.q, site.k))
-        keys = [part for axis in k for part in segments_of(axis)]
-        shared = [part for axis in q for part in segments_of(axis) if part in keys]
-        if not any(part in shared for axis in q for part in segments_of(axis) if len(part) > 1):
+        keys = [key for axis in k for key in with_wholes(axis) if len(key) > 1]
+        parts = [part for axis in q for part in segments_of(axis)]
+        shared = [part for part in parts if any(part[-len(key) :] == key for key in keys)]
+        if not shared:
             return None
         # The tokens may have the samples before them.
         over_grid = any(self.grid_of(part[-n:]) is not None for part in shared for n in (2, 3))
-        return Refusal(site.name, site.problem.reason, site.problem.hint, over_grid=over_grid)
+        return Refusal(site.name, problem.reason, problem.hint, over_grid=over_grid)
 
     def _video(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .attention_names import SET_NATIVE
 from .attention_site import AttentionSite, Problem, sizes_of
 from .axes import same_size
 from .graph_view import fake_value
@@ -11,6 +12,7 @@ FROM_OTHER_GRAPHS = Problem(
     "if they are video, avoid the graph breaks right before it; hooks on single layers are such breaks: "
     "sta_compile.compile(model), called after they are set, moves offloaded layers by block",
 )
+PICKED_BY_DATA = Problem("the tokens of its packed sequences are picked by data", SET_NATIVE)
 
 
 def unsupported(site: AttentionSite) -> Problem | None:

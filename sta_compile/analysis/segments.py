@@ -6,7 +6,7 @@ Queries `[video 60]` over keys `[text 7 | video 60]` are the segments ("keys", 7
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -16,7 +16,7 @@ import sympy
 import torch.fx
 
 from .attention_site import AttentionSite
-from .axes import Axis, Size, axis_size, resolve, same_size
+from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of
 from .graph_view import GraphView
 from .mask_facts import TRUE, Below, Fact
 from .mask_values import MaskValues
@@ -142,6 +142,14 @@ def _starts_are_known(segments: tuple[Segment, ...], facts: Sequence[Fact]) -> b
         not isinstance(fact, Below) or isinstance(fact.start, int) or same_size(fact.start, start)
         for fact, start in zip(facts, starts, strict=True)
     )
+
+
+def with_wholes(axis: Axis) -> Iterator[Axis]:
+    """The parts of an axis, and after each that is a slice, those of what it was sliced from."""
+    for part in segments_of(axis):
+        yield part
+        if len(part) == 1 and isinstance(part[0], Atom) and part[0].slice_of is not None:
+            yield from segments_of(part[0].slice_of[0])
 
 
 def merged(segments: tuple[Segment, ...]) -> tuple[Segment, ...]:

@@ -35,6 +35,8 @@ _SCHEMAS = (
     "xformers_flash::flash_fwd(Tensor query, Tensor key, Tensor value, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "Tensor? seqused_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float p, float softmax_scale, bool is_causal, "
     "SymInt window_left, SymInt window_right, bool return_softmax, Tensor? block_tables) -> (Tensor, Tensor, Tensor)",
+    "stubs::sageattn_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
+    "SymInt max_seqlen_k, bool is_causal, float? sm_scale) -> Tensor",
     "stubs::block_attn(Tensor q, Tensor k, Tensor v) -> Tensor",
 )
 _libraries: list[torch.library.Library] = []
@@ -44,6 +46,12 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
     """[..., tokens, heads, features]"""
     q, k, v = (x.transpose(-2, -3) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(-2, -3).contiguous()
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float | None) -> Tensor:
+    """[tokens of all samples, heads, features]"""
+    bounds = list(zip(ends.tolist(), ends.tolist()[1:], strict=False))
+    return torch.cat([_attend(*(x[a:b] for x in (q, k, v)), scale) for a, b in bounds])
 
 
 def _results(q: Tensor, out: Tensor, schema: str) -> tuple[Tensor, ...] | Tensor:
@@ -62,9 +70,7 @@ def _implementation(schema: str) -> Any:
         ends, scale = given.get("cu_seqlens_q"), given.get("softmax_scale")
         if ends is None:
             return _results(q, _attend(q, k, v, scale), schema)
-        bounds = list(zip(ends.tolist(), ends.tolist()[1:], strict=False))
-        samples = [_attend(*(x[a:b] for x in (q, k, v)), scale) for a, b in bounds]
-        return _results(q, torch.cat(samples), schema)
+        return _results(q, _packed(q, k, v, ends, scale), schema)
 
     return run
 
@@ -125,6 +131,7 @@ def flash_attn_varlen_func(
     max_seqlen_q: int,
     max_seqlen_k: int,
     softmax_scale: float | None = None,
+    **options: Any,
 ) -> Tensor:
     scale = q.shape[-1] ** (-0.5) if softmax_scale is None else softmax_scale
     out, *_ = torch.ops.flash_attn._flash_attn_varlen_forward(
@@ -181,3 +188,48 @@ def sageattn(
     if tensor_layout == "NHD":
         return _attend(q, k, v, sm_scale)
     return F.scaled_dot_product_attention(q, k, v, scale=sm_scale)
+
+
+def sageattn_hnd(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, **kwargs: Any) -> Tensor:
+    """sageattn3_blackwell, which takes no scale and no layout."""
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def sageattn_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    is_causal: bool = False,
+    sm_scale: float | None = None,
+) -> Any:
+    return torch.ops.stubs.sageattn_varlen(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, is_causal, sm_scale
+    )
+
+
+def npu_fusion_attention(
+    query: Tensor, key: Tensor, value: Tensor, head_num: int, input_layout: str, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    """torch_npu's, in the layout BSND."""
+    return _attend(query, key, value, kwargs.get("scale")), query.new_zeros(1)
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, **kwargs: Any) -> Tensor:
+    """torch_xla's Pallas kernel, of queries that are scaled already."""
+    return F.scaled_dot_product_attention(q, k, v, scale=1.0)
+
+
+def flash_attn_4_func(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False
+) -> tuple[Tensor, Tensor]:
+    """flash-attn 4 returns the log-sum-exp too."""
+    return _attend(q, k, v, softmax_scale), q.new_zeros(q.shape[:-1])
+
+
+def aiter_flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """flash-attn 2 on ROCm, with `return_lse` in the place of `return_attn_probs`."""
+    return flash_attn_func(q, k, v, return_attn_probs=options.pop("return_lse"), **options)

@@ -19,7 +19,6 @@ from tests.end_to_end.compiled import compile_variants
 from tests.end_to_end.spelled import check, latent, refusals, spelled
 from tests.end_to_end.tiny import SPARSE
 
-attention_dispatch = pytest.importorskip("diffusers.models.attention_dispatch")
 Mask = Tensor | None
 SETTINGS = types.SimpleNamespace(scale=8**-0.5)
 stubs.register()
@@ -111,31 +110,6 @@ def test_numbers_that_are_inputs_of_a_dynamic_graph() -> None:
     """With dynamic=True, Dynamo makes inputs of the defaults of flash_attn_func and of numbers that it reads."""
     attends = [by_tokens(stubs.flash_attn_func), scaled_by_an_attribute]
     check(attends, compile_as={"dynamic": True})
-
-
-def dispatched(backend: str) -> Callable[..., Tensor]:
-    name = attention_dispatch.AttentionBackendName(backend)
-    return by_tokens(attention_dispatch.dispatch_attention_fn, backend=name)
-
-
-def test_backends_of_diffusers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those whose package is absent run with its stub; checks of the device are off by default."""
-    monkeypatch.setattr(attention_dispatch, "flash_attn_func", stubs.flash_attn_func)
-    monkeypatch.setattr(attention_dispatch, "sageattn", stubs.sageattn)
-    monkeypatch.setattr(attention_dispatch, "xops", stubs, raising=False)
-    hub = attention_dispatch._HUB_KERNELS_REGISTRY
-    for backend, function in (
-        ("flash_hub", stubs.flash_attn_func),
-        ("_flash_3_hub", stubs.flash_attn_3_func),
-        ("sage_hub", stubs.sageattn),
-    ):
-        kernel = hub[attention_dispatch.AttentionBackendName(backend)]
-        monkeypatch.setattr(kernel, "kernel_fn", function)
-    backends = (
-        *("native", "_native_math", "_native_flash", "flex", "flash", "flash_hub", "_flash_3"),
-        *("_flash_3_hub", "sage", "sage_hub", "xformers"),
-    )
-    check([dispatched(backend) for backend in backends])
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
