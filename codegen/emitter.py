@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..ir.kernel_spec import KernelSpec
+from ..ir.kernel_spec import Blocks, KernelSpec
 from ..ir.target import Target
 
 
@@ -20,7 +20,9 @@ class Problem:
     query_rows: (rows, how many) of the units that blocks of queries can't cross: tiles, contexts.
     contexts: segments beside the video. masked: with a key_mask. video_masked: with a video_mask.
     lengths: integer type of key_lengths ("i32", "i64"), "" without.
-    mapped: q, k, v are each one 2-D matrix (tensor_map).
+    key_runs: (lengths of the runs that a tile reads, how many such tiles).
+    shared_heads: query heads of a key head.
+    mapped: q, k, v are each one 2-D matrix. boxed: TMA can read them as they are, in 4-D (tensor_map).
     """
 
     target: Target
@@ -31,10 +33,29 @@ class Problem:
     dense: bool
     scale: float
     query_rows: tuple[tuple[int, int], ...]
+    key_runs: tuple[tuple[tuple[int, ...], int], ...] = ()
+    shared_heads: int = 1
     mapped: bool = True
+    boxed: bool = True
     direction: str = "forward"
     masked: bool = False
     video_masked: bool = False
+
+    def spec(self, emitter: Emitter, blocks: Blocks) -> KernelSpec:
+        return KernelSpec(
+            emitter=emitter.name,
+            direction=self.direction,
+            arch=self.target.capability,
+            dtype=self.dtype,
+            head_dim=self.head_dim,
+            blocks=blocks,
+            loads=emitter.loads,
+            contexts=self.contexts,
+            lengths=self.lengths,
+            dense=self.dense,
+            masked=self.masked,
+            video_masked=self.video_masked,
+        )
 
 
 class Emitter(Protocol):
@@ -42,10 +63,17 @@ class Emitter(Protocol):
 
     @property
     def name(self) -> str:
-        """The `kernel` option that selects it."""
+        """The `kernel` option that selects it; KernelSpec.emitter."""
+
+    @property
+    def loads(self) -> str:
+        """KernelSpec.loads: tells emitters of one name apart."""
 
     def refuse(self, problem: Problem) -> str:
         """Why this emitter can't run `problem`, or ""."""
 
     def specify(self, problem: Problem) -> KernelSpec:
         """The kernel for a problem that was not refused."""
+
+    def candidates(self, problem: Problem) -> tuple[KernelSpec, ...]:
+        """Every kernel that `specify` may choose for problems that differ from this one in their lengths."""

@@ -1,4 +1,7 @@
-"""Can one 2-D matrix stand for a strided [batch, heads, tokens, head_dim] tensor? For TMA loads.
+"""How can TMA read a strided [batch, heads, tokens, head_dim] tensor?
+
+`is_boxed` says whether a 4-D map describes it. Triton's descriptors are 2-D here: `tensor_map` is one matrix that
+stands for the tensor.
 
 Row `batch * row_batch + head * row_head + token` of the matrix, from column `head * col_head` on,
 is a token's vector:
@@ -9,6 +12,20 @@ is a token's vector:
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+
+def is_boxed(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, address: int
+) -> bool:
+    """Can TMA read the tensor as it is, as boxes of [head_dim, tokens, heads, batch]?
+
+    Strides are multiples of 16 bytes below 2^40; that of an axis of length 1 is not used. Rows that
+    share memory (a stride of 0) are refused: the driver's rules for them are not written down.
+    """
+    if strides[-1] != 1 or address % 16 or min(shape) < 1:
+        return False
+    used = [s * itemsize for n, s in zip(shape[:3], strides[:3], strict=True) if n > 1]
+    return all(0 < s < 2**40 and s % 16 == 0 for s in used)
 
 
 @dataclass(frozen=True)

@@ -52,21 +52,13 @@ class TritonForward:
         return ""
 
     def specify(self, problem: Problem) -> KernelSpec:
-        p = problem
-        table = choices(p.target.capability, p.dtype, p.head_dim, self.loads)
-        return KernelSpec(
-            direction=p.direction,
-            arch=p.target.capability,
-            dtype=p.dtype,
-            head_dim=p.head_dim,
-            blocks=fastest(table, p.query_rows),
-            loads=self.loads,
-            contexts=p.contexts,
-            lengths=p.lengths,
-            dense=p.dense,
-            masked=p.masked,
-            video_masked=p.video_masked,
-        )
+        return problem.spec(self, fastest(self._choices(problem), problem.query_rows))
+
+    def candidates(self, problem: Problem) -> tuple[KernelSpec, ...]:
+        return tuple(problem.spec(self, choice.blocks) for choice in self._choices(problem))
+
+    def _choices(self, p: Problem) -> tuple[Choice, ...]:
+        return choices(p.target.capability, p.dtype, p.head_dim, self.loads)
 
 
 def fastest(table: tuple[Choice, ...], query_rows: tuple[tuple[int, int], ...]) -> Blocks:

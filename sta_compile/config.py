@@ -1,7 +1,8 @@
 """Process-wide defaults for every option: `sta_compile.config.window = (18, 24, 24)`.
 
 Names, types and defaults are those of `settings.py`; a value is checked when it is set. `options={...}` of
-`torch.compile` beat these, these beat `STA_*` variables. A compiled model follows a change: it compiles again.
+`torch.compile` beat these, these beat `STA_*` variables. A compiled model follows a change: it compiles again. Where
+kernels are kept and what compiles them (`cache_dir`, `compiler`, `target`) can be set here and in the environment only.
 
     sta_compile.config.window = "full"                       from here on, in every thread
     with sta_compile.config.patch(window=(18, 24, 24)):      in this thread (or task) only
@@ -22,8 +23,9 @@ from contextvars import ContextVar
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from .settings import OPTIONS, env_name, read_option, unknown_option
+from .settings import OPTIONS, PROCESS_OPTIONS, env_name, read_option, unknown_option
 
+_ALL = OPTIONS | PROCESS_OPTIONS
 _process: dict[str, Any] = {}
 _patched: ContextVar[MappingProxyType[str, Any]] = ContextVar(
     "sta_compile.config", default=MappingProxyType({})
@@ -31,8 +33,9 @@ _patched: ContextVar[MappingProxyType[str, Any]] = ContextVar(
 
 
 def overrides() -> dict[str, Any]:
-    """What has been set or patched; defaults and environment are not in it."""
-    return _process | _patched.get()
+    """What has been set or patched of a model's options; defaults and environment are not in it."""
+    values = _process | _patched.get()
+    return {name: value for name, value in values.items() if name in OPTIONS}
 
 
 def snapshot(names: Iterable[str]) -> tuple[Any, ...]:
@@ -58,23 +61,23 @@ def token_grid(frames: int, rows: int, cols: int) -> Any:
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:
     for name in values:
-        if name not in OPTIONS:
-            raise unknown_option(name, list(OPTIONS))
+        if name not in _ALL:
+            raise unknown_option(name, list(_ALL))
     return {name: read_option(name, value, "sta_compile.config") for name, value in values.items()}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in OPTIONS:
+    if name not in _ALL:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    values = overrides()
+    values = _process | _patched.get()
     if name in values:
         return values[name]
     text = os.environ.get(env_name(name))
-    return OPTIONS[name].default if text is None else read_option(name, text, "environment")
+    return _ALL[name].default if text is None else read_option(name, text, "environment")
 
 
 def __dir__() -> list[str]:
-    return [*OPTIONS, "overrides", "patch", "snapshot", "token_grid"]
+    return [*_ALL, "overrides", "patch", "snapshot", "token_grid"]
 
 
 class _Config(ModuleType):
@@ -87,8 +90,8 @@ class _Config(ModuleType):
             _process.update(_checked({name: value}))
 
     def __delattr__(self, name: str) -> None:
-        if name not in OPTIONS:
-            raise unknown_option(name, list(OPTIONS))
+        if name not in _ALL:
+            raise unknown_option(name, list(_ALL))
         _process.pop(name, None)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -146,3 +147,27 @@ def noise(value: Any) -> str | Callable[[Any], Any]:
         checked: Callable[[Any], Any] = value
         return checked
     raise ValueError
+
+
+def optional_path(value: Any) -> str | None:
+    """A folder; "", "none" and None are None."""
+    if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
+        return None
+    return os.fspath(value) if isinstance(value, os.PathLike) else _text(value)
+
+
+def architecture(value: Any) -> str:
+    """"auto", or "sm_90" for "sm_90", "sm_90a", "90" and "9.0"."""
+    text = _text(value).strip().lower()
+    if text == "auto":
+        return text
+    found = re.fullmatch(r"(?:sm_?)?(?:(\d+)\.(\d)|(\d{2,3}))a?", text)
+    if found is None:
+        raise ValueError
+    return f"sm_{found[3] or found[1] + found[2]}"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value

@@ -97,9 +97,10 @@ class Settings:
     )
     kernel: str = _option(
         "auto",
-        read.one_of("auto", "triton", "reference"),
-        '"auto", "triton" or "reference"',
-        'What runs the attention. "reference" is plain PyTorch on any device.',
+        read.one_of("auto", "cutlass", "triton", "reference"),
+        '"auto", "cutlass", "triton" or "reference"',
+        'What runs the attention. "cutlass" is CUDA C++ for Hopper; "reference" is plain PyTorch on any device; "auto" '
+        "takes the choice of a table that comes with the package.",
     )
     layout: str = _option(
         "graph",
@@ -159,7 +160,32 @@ class Settings:
         return " ".join(f"{name}={value}" for name, value in parts.items())
 
 
+@dataclass(frozen=True)
+class ProcessSettings:
+    """What kernels are built with and where they are kept: for the whole process, so not in `options={...}`."""
+
+    cache_dir: str | None = _option(
+        None,
+        read.optional_path,
+        "a folder, or None",
+        "Where compiled CUDA C++ kernels are kept. None: in torch's own cache (TORCHINDUCTOR_CACHE_DIR).",
+    )
+    compiler: str = _option(
+        "auto",
+        read.one_of("auto", "nvrtc", "nvcc"),
+        '"auto", "nvrtc" or "nvcc"',
+        'What compiles CUDA C++ kernels. "auto": NVRTC, and nvcc where that is missing.',
+    )
+    target: str = _option(
+        "auto",
+        read.architecture,
+        '"auto" or an architecture such as "sm_90"',
+        "The GPU to explain and to build for where there is none. Tensors that are on a GPU run on that.",
+    )
+
+
 OPTIONS = {row.name: row for row in fields(Settings)}  # in the order of documentation
+PROCESS_OPTIONS = {row.name: row for row in fields(ProcessSettings)}
 
 
 def env_name(name: str) -> str:
@@ -168,7 +194,7 @@ def env_name(name: str) -> str:
 
 def read_option(name: str, value: Any, source: str = "") -> Any:
     """The canonical form of an option's value, or InvalidOptionError that says what the option takes."""
-    row = OPTIONS[name]
+    row = OPTIONS[name] if name in OPTIONS else PROCESS_OPTIONS[name]
     try:
         return row.metadata["reader"](value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -184,6 +210,11 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
     """(ours, inductor's). A name that neither knows raises UnknownOptionError with the nearest one."""
     ours = {name: value for name, value in options.items() if name in OPTIONS}
     rest = {name: value for name, value in options.items() if name not in OPTIONS}
+    for name in rest.keys() & PROCESS_OPTIONS.keys():
+        raise InvalidOptionError(
+            f"the option {name} is for the whole process and not for one model; set "
+            f"sta_compile.config.{name} or {env_name(name)}"
+        )
     if not rest:
         return ours, {}
     from torch._inductor import config as inductor_config

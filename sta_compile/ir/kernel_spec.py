@@ -3,7 +3,7 @@
 Grids, tile counts, windows, segment lengths, heads and strides are run-time integers, so that one
 binary serves all videos and prompts:
 
-    "forward sm90 bf16 d128 128x128 warps=8 stages=3 tma contexts=1 lengths=i32 dense"
+    "triton forward sm90 bf16 d128 128x128 warps=8 stages=3 tma contexts=1 lengths=i32 dense"
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ def pad_head_dim(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """direction: "forward". dtype: "fp16", "bf16" or "fp32". loads: "tma" or "pointer".
+    """emitter: "cutlass" or "triton". direction: "forward". dtype: "fp16", "bf16" or "fp32".
 
-    contexts: number of segments beside the video. lengths: integer type of key_lengths, "" without. masked: with a key_mask.
-    video_masked: with a video_mask.
+    loads: "tma" or "pointer". contexts: segments beside the video. lengths: integer type of key_lengths, "" without.
+    masked: with a key_mask. video_masked: with a video_mask.
     """
 
+    emitter: str
     direction: str
     arch: int  # 10 * major + minor
     dtype: str
@@ -57,7 +58,7 @@ class KernelSpec:
     def text(self) -> str:
         m, n = self.blocks.m, self.blocks.n
         parts = [
-            f"{self.direction} sm{self.arch} {self.dtype} d{self.head_dim} {m}x{n}",
+            f"{self.emitter} {self.direction} sm{self.arch} {self.dtype} d{self.head_dim} {m}x{n}",
             f"warps={self.blocks.warps} stages={self.blocks.stages}",
             f"{self.loads} contexts={self.contexts}",
             f"lengths={self.lengths}" if self.lengths else "",

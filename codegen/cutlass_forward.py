@@ -1,0 +1,59 @@
+"""Emitter of the C++ forward kernel for Hopper (sm_90a), on CUTLASS headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ir.kernel_spec import KernelSpec
+from .cutlass_blocks import CHOICES, GROUP, fastest
+from .emitter import Problem
+from .toolchain import missing
+
+DTYPES = ("bf16", "fp16")
+CAPABILITY = 90  # sm_90a is for this one alone: code for it does not run on later GPUs
+
+
+@dataclass(frozen=True)
+class CutlassForward:
+    name: str = "cutlass"
+    loads: str = "tma"
+
+    def refuse(self, problem: Problem) -> str:
+        p, target = problem, problem.target
+        if target.kind != "cuda":
+            return f"{target.kind} devices have no CUDA C++ kernel"
+        if target.capability != CAPABILITY:
+            return f"the CUDA C++ kernel is for sm_{CAPABILITY}a and not for sm_{target.capability}"
+        if p.direction != "forward":
+            return f"the CUDA C++ kernel has no {p.direction} direction"
+        if p.dtype not in DTYPES:
+            return f"{p.dtype} is not one of {', '.join(DTYPES)}, which the CUDA C++ kernel is for"
+        if p.head_dim not in CHOICES:
+            return f"head dim {p.head_dim} is not in the CUDA C++ kernel's table of blocks"
+        if p.scale <= 0:
+            return f"scale {p.scale} is not positive"
+        if not p.boxed:
+            return "TMA can't read q, k or v as they are: strides or addresses are not of 16 bytes"
+        return refuse_features(p) or missing()
+
+    def specify(self, problem: Problem) -> KernelSpec:
+        return problem.spec(self, fastest(CHOICES[problem.head_dim], problem.key_runs))
+
+    def candidates(self, problem: Problem) -> tuple[KernelSpec, ...]:
+        return tuple(problem.spec(self, choice.blocks) for choice in CHOICES[problem.head_dim])
+
+
+def refuse_features(p: Problem) -> str:
+    """What the template does not do, in one place: take a line out when it does."""
+    lacks = {
+        "segments beside the video": p.contexts > 0,
+        "dense flags": p.dense,
+        "key masks": p.masked,
+        "masks over the video": p.video_masked,
+        "shared key heads": p.shared_heads > 1,
+        # A group of keys of a shorter run would begin before it, where anything may be.
+        f"runs of fewer than {GROUP} keys": any(
+            length < GROUP for lengths, _ in p.key_runs for length in lengths
+        ),
+    }
+    return next((f"the CUDA C++ kernel has no {what} yet" for what, has in lacks.items() if has), "")

@@ -1,0 +1,2 @@
+// NVRTC has what device code needs of the runtime built in.
+#pragma once
