@@ -71,6 +71,11 @@ __device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address_of(barrier)), "r"(bytes) : "memory");
 }
 
+// The phase does not end before an arrival.
+__device__ __forceinline__ void barrier_expect_more(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(address_of(barrier)), "r"(bytes) : "memory");
+}
+
 __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address_of(barrier)) : "memory");
 }
@@ -308,7 +313,9 @@ __device__ __forceinline__ void produce(Shared& s, Params const& p, Window const
     int const stage = j % STAGES, phase = j / STAGES & 1;
     barrier_wait(&s.k_empty[stage], phase ^ 1);
     barrier_wait(&s.v_empty[stage], phase ^ 1);
-    int at[GROUPS], last = run.start;
+    barrier_expect_more(&s.k_full[stage], KEY_BYTES);
+    barrier_expect_more(&s.v_full[stage], KEY_BYTES);
+#pragma unroll 1
     for (int g = 0; g < GROUPS; g++) {
       while (a < window.runs_t && left == 0) {
         if (++b == window.runs_h) {
@@ -320,21 +327,16 @@ __device__ __forceinline__ void produce(Shared& s, Params const& p, Window const
           left = (run.length % KEY_BLOCK + GROUP - 1) / GROUP;
         }
       }
-      if (a == window.runs_t) {  // past the last tail: keys that exist, and none counts
-        s.bounds[stage][g] = make_uchar2(0, 0);
-        at[g] = last;
-        continue;
-      }
-      left--;
-      int const end = run.start + run.length - left * GROUP;
-      int const begin = max(run.start + run.length - run.length % KEY_BLOCK, end - GROUP);
-      at[g] = last = end - GROUP;
+      // Past the last tail: the last run's end again, of which no key counts.
+      int const end = run.start + run.length - max(left - 1, 0) * GROUP;
+      int const begin = left == 0 ? end : max(run.start + run.length - run.length % KEY_BLOCK, end - GROUP);
+      left = max(left - 1, 0);
       s.bounds[stage][g] = make_uchar2(begin - (end - GROUP), GROUP);
+      load(s.k[stage] + g * GROUP * ROW, p.k_tail, &s.k_full[stage], end - GROUP);
+      load(s.v[stage] + g * GROUP * ROW, p.v_tail, &s.v_full[stage], end - GROUP);
     }
-    barrier_expect(&s.k_full[stage], KEY_BYTES);
-    for (int g = 0; g < GROUPS; g++) load(s.k[stage] + g * GROUP * ROW, p.k_tail, &s.k_full[stage], at[g]);
-    barrier_expect(&s.v_full[stage], KEY_BYTES);
-    for (int g = 0; g < GROUPS; g++) load(s.v[stage] + g * GROUP * ROW, p.v_tail, &s.v_full[stage], at[g]);
+    barrier_arrive(&s.k_full[stage]);  // after the bounds, which readers of the block may now read
+    barrier_arrive(&s.v_full[stage]);
   }
 }
 
