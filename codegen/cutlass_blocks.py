@@ -45,9 +45,7 @@ def shared_bytes(head_dim: int, blocks: Blocks) -> int:
     return (blocks.m + 2 * blocks.stages * blocks.n) * row + SHARED_EXTRA
 
 
-def fastest(
-    table: tuple[Choice, ...], key_runs: tuple[tuple[tuple[int, ...], int], ...]
-) -> Blocks:
+def fastest(table: tuple[Choice, ...], key_runs: tuple[tuple[tuple[int, ...], int], ...]) -> Blocks:
     """The blocks that need least time for the runs of all tiles."""
 
     def cost(choice: Choice) -> float:

@@ -56,4 +56,6 @@ def refuse_features(p: Problem) -> str:
             length < GROUP for lengths, _ in p.key_runs for length in lengths
         ),
     }
-    return next((f"the CUDA C++ kernel has no {what} yet" for what, has in lacks.items() if has), "")
+    return next(
+        (f"the CUDA C++ kernel has no {what} yet" for what, has in lacks.items() if has), ""
+    )

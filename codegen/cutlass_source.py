@@ -31,7 +31,9 @@ FIELDS = (
     *((name, "i") for name in ("window_t", "window_h", "window_w", "tile_blocks")),
 )
 SIZES = {"Q": 8, "q": 8, "f": 4, "i": 4}
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:[<"]([^>"]+)[>"]|CUDA_STD_HEADER\((\w+)\))', re.M)
+_INCLUDE = re.compile(
+    r'^[ \t]*#[ \t]*include[ \t]*(?:[<"]([^>"]+)[>"]|CUDA_STD_HEADER\((\w+)\))', re.M
+)
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-def is_boxed(
-    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, address: int
-) -> bool:
+def is_boxed(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, address: int) -> bool:
     """Can TMA read the tensor as it is, as boxes of [head_dim, tokens, heads, batch]?
 
     Strides are multiples of 16 bytes below 2^40; that of an axis of length 1 is not used. Rows that

@@ -75,7 +75,9 @@ def _nvrtc(headers: Path) -> Toolchain | str:
         from cuda.bindings import nvrtc
 
         _, major, minor = nvrtc.nvrtcVersion()
-    except Exception as error:  # the bindings are there and the library is not, or is another major version
+    except (
+        Exception
+    ) as error:  # the bindings are there and the library is not, or is another major version
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         return f"the package nvidia-cuda-nvrtc is not installed or does not load: {reason}"
     if (major, minor) < OLDEST:

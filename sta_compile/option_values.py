@@ -157,7 +157,7 @@ def optional_path(value: Any) -> str | None:
 
 
 def architecture(value: Any) -> str:
-    """"auto", or "sm_90" for "sm_90", "sm_90a", "90" and "9.0"."""
+    """ "auto", or "sm_90" for "sm_90", "sm_90a", "90" and "9.0"."""
     text = _text(value).strip().lower()
     if text == "auto":
         return text

@@ -56,7 +56,7 @@ def _request(node: torch.fx.Node) -> tuple[Any, ...]:
 
 def _prepare(request: tuple[Any, ...]) -> Sequence[str]:
     from .ops.arguments import geometry_of
-    from .runtime.launch import prepare
+    from .runtime.prepare import prepare
 
     shape, kv_heads, keys, dtype, device, segments, grid, text, *how = request
     token_major, lengths, dense, masked, video_masked, scale = how

@@ -16,7 +16,8 @@ ALLOWED = {
     "ir": {"errors"},
     "planning": {"errors", "ir"},
     "codegen": {"errors", "ir", "cutlass_templates"},
-    "runtime": {"errors", "ir", "codegen"},
+    # Where binaries are kept and what compiles them are options of the process.
+    "runtime": {"errors", "ir", "codegen", "config"},
     # Planning is pure: a spec for grids known only at run time is answered where it is launched.
     "ops": {"errors", "ir", "planning", "codegen", "runtime"},
     "_torch": set(),

@@ -111,9 +111,9 @@ def test_a_wheel_works_elsewhere(tmp_path):
             ("sta_compile/codegen", ROOT / "codegen"),
             ("sta_compile/cutlass_templates", ROOT / "cutlass_templates"),
         )
-        for pattern in ("*.py", "py.typed", "*.jinja", "*.hpp", "*.cuh")
+        for pattern in ("*.py", "py.typed", "*.jinja", "*.cuh", "freestanding/**/*")
         for path in folder.rglob(pattern)
-        if "__pycache__" not in path.parts
+        if "__pycache__" not in path.parts and path.is_file()
     }
     assert sources <= names, sources - names
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"sta_compile"}

@@ -19,12 +19,25 @@ SHARED_MEMORY = {
     121: 101_376,
 }
 
+# Name, and the first and last compute capability that has it.
+FEATURES = (
+    ("mma", 80, 999),
+    ("cp.async", 80, 999),
+    ("fp8", 89, 999),
+    ("tma", 90, 999),
+    ("wgmma", 90, 90),
+    ("setmaxnreg", 90, 999),
+    ("tcgen05", 100, 110),
+    ("fp4", 100, 999),
+)
+
 
 @dataclass(frozen=True)
 class Target:
     """kind: "cuda" (NVIDIA only), "hip", "xpu", "mps", "cpu", ...; the rest is for kind "cuda".
 
-    capability: 10 * major + minor, 90 for Hopper. unsupported: why nothing is sped up, or "".
+    capability: 10 * major + minor, 90 for Hopper. sm_count, l2_cache (bytes): 0 for a GPU that is not there.
+    shared_memory: bytes that one block may use. unsupported: why nothing is sped up, or "".
     """
 
     kind: str
@@ -33,9 +46,22 @@ class Target:
     shared_memory: int = 0
     name: str = ""
     unsupported: str = ""
+    l2_cache: int = 0
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Instructions that kernels are chosen by: matrix products, and the unit that loads boxes of a tensor."""
+        found = [name for name, first, last in FEATURES if first <= self.capability <= last]
+        return tuple(found)
 
     @staticmethod
-    def cuda(capability: int, sm_count: int = 0, name: str = "", shared_memory: int = 0) -> Target:
+    def cuda(
+        capability: int,
+        sm_count: int = 0,
+        name: str = "",
+        shared_memory: int = 0,
+        l2_cache: int = 0,
+    ) -> Target:
         """An NVIDIA GPU by capability; nothing needs to be plugged in."""
         old = capability < 80
         return Target(
@@ -45,4 +71,5 @@ class Target:
             shared_memory or SHARED_MEMORY.get(capability, min(SHARED_MEMORY.values())),
             name or f"sm_{capability}",
             f"compute capability {capability / 10} is older than 8.0 (Ampere)" if old else "",
+            l2_cache,
         )

@@ -52,12 +52,17 @@ def _visible(
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:
+    call = launch.Call(q, k, v, *problem)
+    key = launch.key_of(call)
+    launched = launch.launch_again(call, key)
+    if launched is not None:
+        return launched
     check_kinds(q, k, v)
     visible = _visible(*problem)
     check_sizes(q, k, v, visible)
-    spec, scale = problem[4:6]
-    launched = launch.attention_forward(q, k, v, visible, scale, AttentionSpec.parse(spec).kernel)
-    return launched or reference.forward(q, k, v, visible, scale)
+    kernel = AttentionSpec.parse(call.spec).kernel
+    launched = launch.attention_forward(call, visible, kernel, key)
+    return launched or reference.forward(q, k, v, visible, call.scale)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:

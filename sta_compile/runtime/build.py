@@ -23,7 +23,7 @@ FLAGS = ("-std=c++17", "--use_fast_math", "-DCUTE_SM90_EXTENDED_MMA_SHAPES_ENABL
 
 @dataclass(frozen=True)
 class Usage:
-    """registers: at launch, per thread. spills: bytes stored and loaded. stack: bytes of a frame. shared: static, in bytes."""
+    """registers: of a thread at launch. In bytes, spills: stored and loaded; stack: of a frame; shared: static."""
 
     registers: int
     spills: int

@@ -4,123 +4,138 @@ A kernel that fails to build or to launch is never tried again in this process; 
 its place and one warning names the reason. Nothing here waits for the device, and nothing is built
 while a CUDA graph is being captured: `prepare` builds ahead of time, and so does any earlier call.
 
-A call that is like an earlier one but for its memory costs a dictionary look-up and a launch: see
-`_key` for what "like" means.
+A call that is like an earlier one but for its memory costs a dictionary look-up and a launch, and no
+check of its arguments, which would find what it found before: see `key_of` for what "like" means.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..codegen.emitter import Problem
 from ..codegen.select import select
 from ..errors import StaError
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
-from ..ir.tiling import Tiling
 from ..ir.visibility import Visibility
-from .bind import Binding, bind, is_aligned, map_of
-from .target import detect
-
-DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-LENGTHS = {torch.int32: "i32", torch.int64: "i64"}
-Maybe = Tensor | None
-# key_lengths, dense, key_mask, video_mask, shown (see Binding.arguments)
-Extra = tuple[Maybe, Maybe, Maybe, Maybe, Maybe]
-# q, k, v, out, lse, and those
-Tensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Maybe, Maybe, Maybe, Maybe, Maybe]
+from .problem import problem_of
+from .runner import Start, runner_of
+from .say import say
+from .tensors import Tensors, flat, is_aligned
 
 MOST_READY = 4096
 
 
+class Call(NamedTuple):
+    """The operator's arguments."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_lengths: Tensor | None
+    dense: Tensor | None
+    segments: Sequence[int]
+    grid: Sequence[int]
+    spec: str
+    scale: float
+    key_mask: Tensor | None = None
+    video_mask: Tensor | None = None
+
+
+class Copies(NamedTuple):
+    """Which of q, k, v and out no kernel can read or write where they are."""
+
+    q: bool
+    k: bool
+    v: bool
+    out: bool
+
+
 @dataclass(frozen=True)
 class Launch:
-    """A kernel that ran once and all of its arguments but the tensors.
-
-    start: takes the kernel's arguments in order, on the current device and stream.
-    """
+    """A kernel that ran once, and all that calls of one key share."""
 
     spec: KernelSpec
-    binding: Binding
-    start: Callable[..., Any]
-    constants: tuple[Any, ...]
-
-    def __call__(self, tensors: Tensors) -> None:
-        device = tensors[0].device
-        if torch.cuda.current_device() == device.index:
-            self.start(*self.binding.arguments(*tensors), *self.constants)
-            return
-        with torch.cuda.device(device):
-            self.start(*self.binding.arguments(*tensors), *self.constants)
+    start: Start
+    copies: Copies
+    of_context: bool
 
 
+Key = tuple[Any, ...]
 _failed: dict[KernelSpec, str] = {}
-_built: set[tuple[KernelSpec, int]] = set()  # and the device index
-_ready: dict[tuple[Any, ...], Launch] = {}
-_said: set[str] = set()
+_built: dict[
+    tuple[KernelSpec, int], Any
+] = {}  # by device index: what the runner's `build` returned
+_ready: dict[Key, Launch] = {}
+
+
+def key_of(call: Call) -> Key:
+    """Calls of one key launch one binary with the same numbers; only addresses differ, by multiples of 16."""
+    q, k, v, key_lengths, dense, segments, grid, spec, scale, key_mask, video_mask = call
+    return (
+        spec,
+        scale,
+        *segments,
+        *grid,
+        q.dtype,
+        k.dtype,
+        v.dtype,
+        q.device,
+        q.shape,
+        k.shape,
+        v.shape,
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        q.data_ptr() % 16,
+        k.data_ptr() % 16,
+        v.data_ptr() % 16,
+        None if key_lengths is None else (key_lengths.dtype, key_lengths.shape),
+        None if dense is None else (dense.dtype, dense.shape),
+        None if key_mask is None else (key_mask.dtype, key_mask.shape),
+        None if video_mask is None else (video_mask.dtype, video_mask.shape),
+    )
+
+
+def launch_again(call: Call, key: Key) -> tuple[Tensor, Tensor] | None:
+    """(out, lse) of a call of which one was launched before; None for others."""
+    ready = _ready.get(key)
+    if ready is None:
+        return None
+    tensors, out = _tensors(call, ready.copies, ready.of_context)
+    try:
+        on_device(ready.start, tensors)
+    except Exception as error:
+        fail(ready.spec, error)
+        return None
+    return _result(tensors, out)
 
 
 def attention_forward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    visible: Visibility,
-    scale: float,
-    kernel: str,
+    call: Call, visible: Visibility, kernel: str, key: Key
 ) -> tuple[Tensor, Tensor] | None:
-    """(out, lse), or None if the PyTorch reference has to compute this call.
+    """(out, lse), or None if the PyTorch reference has to compute this call. Its arguments have been checked.
 
-    kernel: "auto", "triton" (raises StaError if it can't run) or "reference".
+    kernel: "auto", an emitter's name (raises StaError if it can't run) or "reference".
     """
+    q = call.q
     if kernel == "reference" or (kernel == "auto" and q.device.type == "cpu") or q.numel() == 0:
         return None
-    out = torch.empty_like(q)
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    rows = torch.contiguous_format
-    q, k, v = (x if is_aligned(x) else x.clone(memory_format=rows) for x in (q, k, v))
-    target = out if is_aligned(out) else torch.empty_like(out, memory_format=rows)
-    of_context = visible.geometry.context_keys > 0
-    lengths, dense, key_mask, video_mask = (
-        None if x is None else x.contiguous()
-        for x in (
-            visible.key_lengths if of_context else None,
-            visible.dense,
-            visible.key_mask if of_context else None,
-            visible.video_mask,
-        )
-    )
-    shown = None if video_mask is None else video_mask.all(1)
-    tensors = q, k, v, target, lse, lengths, dense, key_mask, video_mask, shown
-    if not _launched(tensors, visible.geometry, scale, kernel):
-        return None
-    if target is not out:
-        out.copy_(target)
-    return out, lse
-
-
-def _launched(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -> bool:
-    """Runs the best kernel that works. If none does, warns or raises with the reason."""
-    key = _key(tensors, geometry, scale, kernel)
-    ready = _ready.get(key)
-    if ready is not None and _again(ready, tensors):
-        return True
-    problem = _problem(*tensors[:3], *tensors[5:], geometry, scale)
-    specs, refusals = select(problem, kernel)
+    geometry, scale = visible.geometry, call.scale
+    of_context = geometry.context_keys > 0
+    copies = Copies(*(not is_aligned(x) for x in (*call[:3], torch.empty_like(q))))
+    tensors, out = _tensors(call, copies, of_context)
+    specs, refusals = select(problem_of(tensors, geometry, scale), kernel)
     for spec in specs:
-        if spec not in _failed and (first := _run(spec, tensors, geometry, scale)):
+        if spec not in _failed and (start := run(spec, tensors, geometry, scale)):
             if len(_ready) >= MOST_READY:
                 _ready.clear()
-            _ready[key] = first
-            return True
+            _ready[key] = Launch(spec, start, copies, of_context)
+            return _result(tensors, out)
     failures = [_failed[spec] for spec in specs if spec in _failed]
     if len(failures) < len(specs):
         reason = "a CUDA graph is being captured and no kernel is built yet"
@@ -130,211 +145,82 @@ def _launched(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -
         raise StaError(f"kernel={kernel!r} can't run: {reason}; pass kernel='auto'")
     if reason in failures:
         reason = "all kernels for it failed"  # a warning has named each reason
-    _say(f"attention runs in PyTorch operations, which is slow: {reason}")
-    return False
+    say(f"attention runs in PyTorch operations, which is slow: {reason}")
+    return None
 
 
-def _key(tensors: Tensors, geometry: Geometry, scale: float, kernel: str) -> tuple[Any, ...]:
-    """Calls of one key launch one binary with the same numbers; only addresses differ.
-
-    Triton makes other binaries for pointers that are no multiples of 16, hence the remainders.
-    """
-    q, k, v, out, _, key_lengths, dense, key_mask, video_mask, _ = tensors
-    return (
-        geometry,
-        scale,
-        kernel,
-        q.dtype,
-        q.device,
-        q.shape,
-        k.shape,
-        q.stride(),
-        k.stride(),
-        v.stride(),
-        out.stride(),
-        None if key_lengths is None else key_lengths.dtype,
-        dense is None,
-        key_mask is None,
-        video_mask is None,
-        *[x.data_ptr() % 16 for x in tensors if x is not None],
-    )
+def _tensors(call: Call, copies: Copies, of_context: bool) -> tuple[Tensors, Tensor]:
+    """What a kernel works on, and the operator's own output, which may be another."""
+    q, k, v, key_lengths, dense, _, _, _, _, key_mask, video_mask = call
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    target = out
+    if any(copies):
+        rows = torch.contiguous_format
+        q, k, v = (
+            x.clone(memory_format=rows) if copy else x
+            for x, copy in zip((q, k, v), copies, strict=False)
+        )
+        target = torch.empty_like(out, memory_format=rows) if copies.out else out
+    if not of_context:
+        key_lengths = key_mask = None
+    shown = None
+    if video_mask is not None:
+        video_mask = flat(video_mask)
+        shown = None if video_mask is None else video_mask.all(1)
+    flags = flat(key_lengths), flat(dense), flat(key_mask)
+    return Tensors(q, k, v, target, lse, *flags, video_mask, shown), out
 
 
-def prepare(
-    shape: tuple[int, int, int, int],
-    kv_heads: int,
-    keys: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    geometry: Geometry | None,
-    contexts: int,
-    *,
-    token_major: bool = True,
-    lengths: torch.dtype | None = None,
-    dense: bool = False,
-    masked: bool = False,
-    video_masked: bool = False,
-    scale: float = 1.0,
-    kernel: str = "auto",
-) -> tuple[str, ...]:
-    """Builds what calls on tensors [batch, heads, tokens, head_dim] will launch; texts of the kernels.
-
-    keys: tokens of k and v. geometry: None for a grid that is not known yet: builds every block size that may be chosen.
-    token_major: memory is [batch, tokens, heads, head_dim]. Failures are kept and reported as for
-    a call, so that a model never fails to compile because a kernel does.
-    """
-    batch, heads, queries, head_dim = shape
-    if device.type != "cuda" or kernel == "reference":
-        return ()
-
-    def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
-        return torch.empty(sizes, dtype=kind, device="meta")
-
-    def vectors(count: int, tokens: int) -> Tensor:
-        if token_major:
-            return empty(batch, tokens, count, head_dim).transpose(1, 2)
-        return empty(batch, count, tokens, head_dim)
-
-    q, k = vectors(heads, queries), vectors(kv_heads, keys)
-    counts = None if lengths is None else empty(batch, contexts, kind=lengths)
-    flags = empty(batch, kind=torch.bool) if dense else None
-    mask = empty(batch, keys, kind=torch.bool) if masked else None
-    video_mask = empty(batch, keys, kind=torch.bool) if video_masked else None
-    shown = empty(batch, kind=torch.bool) if video_masked else None
-    rows = [((n, 1),) for n in (64, 128)] if geometry is None else [_query_rows(geometry)]
-    stand_in = geometry or _one_tile(keys, contexts)
-    extra = counts, flags, mask, video_mask, shown
-    built: dict[str, None] = {}
-    for query_rows in rows:
-        problem = _problem(q, k, k, *extra, stand_in, scale, device, query_rows)
-        for spec in select(problem, kernel)[0]:
-            if spec in _failed or _build(spec, q, k, extra, stand_in, scale, device):
-                built[spec.text()] = None
-                break
-    return tuple(built)
+def _result(tensors: Tensors, out: Tensor) -> tuple[Tensor, Tensor]:
+    if tensors.out is not out:
+        out.copy_(tensors.out)
+    return out, tensors.lse
 
 
-def _problem(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_lengths: Tensor | None,
-    dense: Tensor | None,
-    key_mask: Tensor | None,
-    video_mask: Tensor | None,
-    shown: Tensor | None,
-    geometry: Geometry,
-    scale: float,
-    device: torch.device | None = None,
-    query_rows: tuple[tuple[int, int], ...] | None = None,
-) -> Problem:
-    return Problem(
-        target=detect(device or q.device),
-        dtype=DTYPES.get(q.dtype, str(q.dtype)),
-        head_dim=q.shape[3],
-        contexts=len(geometry.contexts),
-        lengths="" if key_lengths is None else LENGTHS.get(key_lengths.dtype, "i64"),
-        dense=dense is not None,
-        masked=key_mask is not None,
-        video_masked=video_mask is not None,
-        scale=scale,
-        query_rows=query_rows or _query_rows(geometry),
-        mapped=all(map_of(x) is not None for x in (q, k, v)),
-    )
-
-
-@lru_cache(maxsize=4096)
-def _query_rows(geometry: Geometry) -> tuple[tuple[int, int], ...]:
-    """(rows, how many units) of tiles, by size class, and contexts."""
-    tiling = geometry.tiling
-    sizes = [Counter(tiling.sizes(axis)) for axis in range(3)]
-    units: Counter[int] = Counter()
-    for (t, a), (h, b), (w, c) in product(*(axis.items() for axis in sizes)):
-        units[t * h * w] += a * b * c
-    for _, length in geometry.context_queries:
-        units[length] += 1
-    return tuple(units.items())
-
-
-def _run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> Launch | None:
-    """Launches on the current stream; None if that is not possible."""
-    device = tensors[0].device.index
-    if (spec, device) not in _built and torch.cuda.is_current_stream_capturing():
+def run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> Start | None:
+    """Launches on the current stream; None if that is not possible. The result launches again."""
+    index = tensors.q.device.index
+    if (spec, index) not in _built and torch.cuda.is_current_stream_capturing():
+        return None
+    binary = built(spec, index)
+    if binary is None:
         return None
     try:
-        binding = bind(spec, *tensors[:4], geometry, scale)
-        kernel, constants, options = _kernel(spec)
-        with torch.cuda.device(device):
-            grid = (binding.programs, 1, 1)
-            compiled = kernel[grid](*binding.arguments(*tensors), *constants, **options)
+        start = runner_of(spec.emitter).bind(spec, binary, tensors, geometry, scale)
+        on_device(start, tensors)
     except Exception as error:
-        _fail(spec, error)
+        fail(spec, error)
         return None
-    _built.add((spec, device))
-    return Launch(spec, binding, compiled[grid], constants)
+    return start
 
 
-def _again(launch: Launch, tensors: Tensors) -> bool:
-    try:
-        launch(tensors)
-    except Exception as error:
-        _fail(launch.spec, error)
-        return False
-    return True
+def built(spec: KernelSpec, device: int) -> Any:
+    """The loaded binary; None if the kernel has failed, now or before."""
+    if spec in _failed:
+        return None
+    if (spec, device) not in _built:
+        try:
+            _built[spec, device] = runner_of(spec.emitter).build(spec, device)
+        except Exception as error:
+            fail(spec, error)
+            return None
+    return _built[spec, device]
 
 
-def _build(
-    spec: KernelSpec,
-    q: Tensor,
-    k: Tensor,
-    extra: Extra,
-    geometry: Geometry,
-    scale: float,
-    device: torch.device,
-) -> bool:
-    """Compiles and loads without a launch; the arguments are meta tensors."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    if (spec, index) in _built:
-        return True
-    try:
-        lse = torch.empty(q.shape[:3], dtype=torch.float32, device="meta")
-        values = bind(spec, q, k, k, q, geometry, scale).arguments(q, k, k, q, lse, *extra)
-        kernel, constants, options = _kernel(spec)
-        with torch.cuda.device(index):
-            kernel.warmup(*values, *constants, grid=(1,), **options)._init_handles()
-    except Exception as error:
-        _fail(spec, error)
-        return False
-    _built.add((spec, index))
-    return True
+def on_device(start: Start, tensors: Tensors) -> None:
+    device = tensors.q.device
+    if torch.cuda.current_device() == device.index:
+        start(tensors)
+        return
+    with torch.cuda.device(device):
+        start(tensors)
 
 
-@lru_cache(maxsize=256)
-def _kernel(spec: KernelSpec) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The function, its constants in order, and how to compile it."""
-    from ..codegen.triton import build, forward
-
-    constants = tuple(build.constants(spec).values())
-    return forward.attention_forward, constants, build.options(spec)
-
-
-def _one_tile(tokens: int, contexts: int) -> Geometry:
-    from ..ir.window import Window
-
-    one = (1, 1, 1)
-    roles = ("video", *("context",) * contexts)
-    return Geometry((tokens, *(0,) * contexts), roles, Tiling((1, 1, tokens), one), Window(one))
-
-
-def _fail(spec: KernelSpec, error: Exception) -> None:
+def fail(spec: KernelSpec, error: Exception) -> None:
+    """The kernel is not tried again. Says so once, with the last line of the error."""
     lines = str(error).strip().splitlines() or ["no message"]
     for key in [key for key, launch in _ready.items() if launch.spec == spec]:
         del _ready[key]
     _failed[spec] = f"kernel [{spec.text()}] failed with {type(error).__name__}: {lines[-1]}"
-    _say(f"{_failed[spec]}; it is not tried again. Please report this")
-
-
-def _say(message: str) -> None:
-    if message not in _said:
-        _said.add(message)
-        warnings.warn(f"sta: {message}", RuntimeWarning, stacklevel=4)
+    say(f"{_failed[spec]}; it is not tried again. Please report this")

@@ -10,12 +10,36 @@ from functools import lru_cache
 
 import torch
 
+from .. import config
 from ..ir.target import Target
 
 
-@lru_cache(maxsize=64)
+def target(device: torch.device | str | None = None) -> Target:
+    """What kernels are made for on a device; by default the GPU that the option `target` names, else the current device.
+
+    `STA_TARGET=sm_90` explains and builds for a Hopper GPU on a machine that has none.
+    """
+    if device is not None:
+        return detect(torch.device(device))
+    if config.target != "auto":
+        return _named(config.target)
+    return detect(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 def detect(device: torch.device) -> Target:
-    """The target of a torch device; `.unsupported` says why it is not sped up."""
+    """The target of a torch device; `.unsupported` says why it is not sped up. Tensors on meta are on the named target."""
+    if device.type == "meta" and config.target != "auto":
+        return _named(config.target)
+    return _detect(device)
+
+
+@lru_cache(maxsize=64)
+def _named(architecture: str) -> Target:
+    return Target.cuda(int(architecture.removeprefix("sm_")))
+
+
+@lru_cache(maxsize=64)
+def _detect(device: torch.device) -> Target:
     kind = device.type
     if kind == "cuda" and torch.version.hip:
         return Target("hip", name="AMD GPU", unsupported="AMD GPUs (HIP) are not supported yet")
@@ -26,5 +50,6 @@ def detect(device: torch.device) -> Target:
             p.multi_processor_count,
             p.name,
             getattr(p, "shared_memory_per_block_optin", 0),
+            getattr(p, "L2_cache_size", 0),
         )
     return Target(kind, name=kind, unsupported=f"there are no kernels for {kind} devices yet")

@@ -12,7 +12,8 @@ from sta_compile.codegen.triton.forward import attention_forward
 from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ir.kernel_spec import Blocks, KernelSpec
 from sta_compile.ops.arguments import geometry_of
-from sta_compile.runtime.bind import bind
+from sta_compile.runtime.tensors import Tensors
+from sta_compile.runtime.triton_bind import bind
 from tests import oracle
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -57,6 +58,7 @@ def run(case, dtype, loads, layout, blocks, masked=False, video_masked=False):
     out = torch.full_like(q, torch.nan)
     lse = torch.full(q.shape[:3], torch.nan)
     spec = KernelSpec(
+        "triton",
         "forward",
         90,
         dtype,
@@ -70,9 +72,10 @@ def run(case, dtype, loads, layout, blocks, masked=False, video_masked=False):
         video_masked,
     )
     scale = 0.2
-    binding = bind(spec, q, k, v, out, geometry, scale)
     hides_nothing = None if of_video is None else of_video.all(1)
-    arguments = binding.arguments(q, k, v, out, lse, *extra, hides_nothing)
+    tensors = Tensors(q, k, v, out, lse, key_lengths, dense, shown, of_video, hides_nothing)
+    binding = bind(spec, tensors, geometry, scale)
+    arguments = binding.arguments(tensors)
     attention_forward[(binding.programs,)](*arguments, *constants(spec).values())
     expected, expected_lse = oracle.attention(q.float(), k.float(), v.float(), mask, scale)
     tolerance = 2e-5 if dtype == "fp32" else 4e-3

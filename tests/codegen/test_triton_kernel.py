@@ -74,7 +74,16 @@ def test_compiles_without_spills_within_shared_memory(arch, dtype, head_dim, loa
     contexts = 1 if dtype == "fp32" else 4
     for choice in choices(arch, dtype, head_dim, loads):
         spec = KernelSpec(
-            "forward", arch, dtype, head_dim, choice.blocks, loads, contexts, "i64", dense=True
+            "triton",
+            "forward",
+            arch,
+            dtype,
+            head_dim,
+            choice.blocks,
+            loads,
+            contexts,
+            "i64",
+            dense=True,
         )
         ptx = check_fits(spec, tmp_path)
         if loads == "tma":
@@ -101,11 +110,16 @@ def test_compiles_without_spills_within_shared_memory(arch, dtype, head_dim, loa
 )
 def test_flags(flags, tmp_path):
     for choice in choices(90, "bf16", 128, "tma"):
-        check_fits(KernelSpec("forward", 90, "bf16", 128, choice.blocks, "tma", *flags), tmp_path)
+        check_fits(
+            KernelSpec("triton", "forward", 90, "bf16", 128, choice.blocks, "tma", *flags), tmp_path
+        )
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_masks_fit_every_architecture(arch, tmp_path):
     choice = choices(arch, "bf16", 64, "pointer")[0]
     flags = 4, "i64", True, True, True
-    check_fits(KernelSpec("forward", arch, "bf16", 64, choice.blocks, "pointer", *flags), tmp_path)
+    check_fits(
+        KernelSpec("triton", "forward", arch, "bf16", 64, choice.blocks, "pointer", *flags),
+        tmp_path,
+    )

@@ -183,7 +183,7 @@ def test_a_block_alone_says_what_it_needs():
 @pytest.mark.parametrize("capability", [(9, 5), (9, 4), (12, 0)])
 def test_amd_gpus_run_plain_inductor(capability, monkeypatch):
     """torchtitan 4778: an AMD GPU that reports capability 9.5 gets a kernel for NVIDIA's 9.0."""
-    from sta_compile.runtime.target import detect
+    from sta_compile.runtime.target import _detect
 
     given = []
     monkeypatch.setattr(torch.version, "hip", "7.0")
@@ -192,10 +192,10 @@ def test_amd_gpus_run_plain_inductor(capability, monkeypatch):
     monkeypatch.setattr(
         _torch, "compile_with_inductor", lambda gm, *_, **__: given.append(gm) or gm.forward
     )
-    detect.cache_clear()
+    _detect.cache_clear()
     model, latent = TinyVideo(), torch.randn(1, CHANNELS, *GRID)
     with pytest.warns(UserWarning, match=r"sta: nothing was replaced in TinyVideo: AMD GPUs"):
         found = torch.compile(model, backend="sta", options={**SPARSE, "min_tokens": 0})(latent)
-    detect.cache_clear()
+    _detect.cache_clear()
     assert torch.equal(found, model(latent))
     assert not any("sta" in str(node.target) for node in given[0].graph.nodes)

@@ -4,7 +4,6 @@ import subprocess
 import sys
 import warnings
 from contextlib import nullcontext
-from functools import partial
 
 import pytest
 import torch
@@ -14,54 +13,55 @@ from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ir.target import Target
 from sta_compile.ir.visibility import Visibility
 from sta_compile.ops.arguments import geometry_of
-from sta_compile.runtime import launch
-from sta_compile.runtime.target import detect
+from sta_compile.runtime import launch, problem, say
+from sta_compile.runtime.target import _detect, detect
+from sta_compile.runtime.tensors import is_aligned
 
 
 @pytest.fixture
 def hopper(monkeypatch):
     """CPU tensors are taken for those of a Hopper GPU whose kernels can be built or not."""
-    monkeypatch.setattr(launch, "detect", lambda device: Target.cuda(90))
+    monkeypatch.setattr(problem, "detect", lambda device: Target.cuda(90))
     monkeypatch.setattr(launch, "_failed", {})
     monkeypatch.setattr(launch, "_ready", {})
-    monkeypatch.setattr(launch, "_said", set())
-    monkeypatch.setattr(launch, "_built", set())
+    monkeypatch.setattr(launch, "_built", {})
+    monkeypatch.setattr(say, "_said", set())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
 
 
-class Kernel:
-    """Takes the place of a Triton function: first launches are by keyword, later ones are bound."""
+class Runner:
+    """Takes the place of every emitter's."""
 
     def __init__(self):
-        self.first, self.again, self.broken = [], [], False
+        self.built, self.bound, self.started = [], [], []
+        self.unbuildable, self.unbindable, self.broken = set(), set(), set()  # spec.loads
 
-    def __getitem__(self, grid):
-        return partial(self.launch, grid)
+    def build(self, spec, device):
+        self.built.append(spec)
+        if spec.loads in self.unbuildable:
+            raise RuntimeError("line one\nno registers left")
+        return f"binary of {spec.loads}"
 
-    def launch(self, grid, *arguments, **options):
-        self.first.append((grid, *arguments))
-        return Compiled(self)
+    def bind(self, spec, binary, tensors, geometry, scale):
+        assert binary == f"binary of {spec.loads}"
+        if spec.loads in self.unbindable:
+            raise TypeError("what is this")
+        self.bound.append((spec, scale))
 
-
-class Compiled:
-    def __init__(self, kernel):
-        self.kernel = kernel
-
-    def __getitem__(self, grid):
-        def start(*arguments):
-            if self.kernel.broken:
+        def start(tensors):
+            if spec.loads in self.broken:
                 raise RuntimeError("gone")
-            self.kernel.again.append((grid, *arguments))
+            self.started.append((spec, tensors))
 
         return start
 
 
 @pytest.fixture
-def kernel(hopper, monkeypatch):
-    made = Kernel()
-    monkeypatch.setattr(launch, "_kernel", lambda spec: (made, ("constants", spec.loads), {}))
+def runner(hopper, monkeypatch):
+    made = Runner()
+    monkeypatch.setattr(launch, "runner_of", lambda emitter: made)
     return made
 
 
@@ -92,11 +92,23 @@ def call(
         return x.view(1, 2, tokens, head_dim)
 
     flags = torch.ones(1, dtype=torch.bool) if dense else None
-    geometry = geometry_of([video, 5], grid, SPEC)
     mask = torch.ones(1, 5, dtype=torch.bool) if masked else None
     of_video = torch.ones(1, video, dtype=torch.bool) if video_masked else None
-    visible = Visibility(geometry, key_mask=mask, dense=flags, video_mask=of_video)
-    return launch.attention_forward(tensor(), tensor(), tensor(), visible, scale, kernel)
+    arguments = None, flags, [video, 5], list(grid), SPEC, scale, mask, of_video
+    return attend(tensor(), tensor(), tensor(), *arguments, kernel=kernel)
+
+
+def attend(*arguments, kernel):
+    """As the operator does."""
+    call = launch.Call(*arguments)
+    key = launch.key_of(call)
+    again = launch.launch_again(call, key)
+    if again is not None:
+        return again
+    geometry = geometry_of(call.segments, call.grid, call.spec)
+    masks = call.key_mask, call.dense, call.video_mask
+    visible = Visibility(geometry, call.key_lengths, *masks)
+    return launch.attention_forward(call, visible, kernel, key)
 
 
 def test_cpu_runs_the_reference_unless_triton_is_demanded():
@@ -106,64 +118,49 @@ def test_cpu_runs_the_reference_unless_triton_is_demanded():
         call("triton")
 
 
-def test_kernels_are_tried_in_order_and_each_failure_is_said_once(hopper, monkeypatch):
-    tried = []
-
-    def broken(spec):
-        tried.append(spec.loads)
-        raise RuntimeError("line one\nno registers left")
-
-    monkeypatch.setattr(launch, "_kernel", broken)
+def test_kernels_are_tried_in_order_and_each_failure_is_said_once(runner):
+    runner.unbuildable = {"tma", "pointer"}
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(3):
             with pytest.raises(StaError, match="no registers left"):
                 call()
-    assert tried == ["tma", "pointer"]
+    assert [spec.loads for spec in runner.built] == ["tma", "pointer"]
     assert len(seen) == 2
     assert all("RuntimeError: no registers left" in str(w.message) for w in seen)
 
 
-def test_refusals_are_not_blamed_for_a_failure(hopper, monkeypatch):
-    def broken(spec):
-        raise RuntimeError("no registers left")
-
-    monkeypatch.setattr(launch, "_kernel", broken)
+def test_refusals_are_not_blamed_for_a_failure(runner):
+    runner.unbuildable = {"pointer"}
     with pytest.warns(RuntimeWarning), pytest.raises(StaError, match="no registers left"):
         call(head_dim=96)  # has no TMA kernel
 
 
-def test_the_last_warning_repeats_no_reason(hopper, monkeypatch):
-    monkeypatch.setattr(launch, "_kernel", lambda spec: None)  # not what _run expects
-    monkeypatch.setattr(launch, "detect", lambda device: Target.cuda(90, name=device.type))
+def test_the_last_warning_repeats_no_reason(runner, monkeypatch):
+    runner.unbindable = {"tma", "pointer"}
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(2):
             q = torch.randn(1, 2, 192, 64, device="meta", dtype=torch.bfloat16)
-            visible = Visibility(geometry_of([192, 0], (3, 8, 8), SPEC))
-            assert launch.attention_forward(q, q, q, visible, 0.1, "auto") is None
+            arguments = q, q, q, None, None, [192, 0], [3, 8, 8], SPEC, 0.1
+            assert attend(*arguments, kernel="auto") is None
     tma, pointer, last = [str(warning.message) for warning in seen]
     assert "TypeError" in tma
     assert "TypeError" in pointer
     assert last.endswith("which is slow: all kernels for it failed")
 
 
-def test_a_call_like_an_earlier_one_goes_straight_to_the_binary(kernel, monkeypatch):
+def test_a_call_like_an_earlier_one_goes_straight_to_the_binary(runner, monkeypatch):
     call()
-    assert len(kernel.first) == 1
+    assert len(runner.bound) == 1
     monkeypatch.setattr(launch, "select", lambda *_: pytest.fail("chosen again"))
-    out, _ = call()
-    (grid, *arguments), (again_grid, *again) = kernel.first[0], kernel.again[0]
-    assert len(kernel.first) == len(kernel.again) == 1
-    assert grid == again_grid
-    assert len(arguments) == len(again)
-    assert again[3].shape == out.shape  # q
-    assert again[6] is out
-    assert arguments[6] is not out
-    assert again[0].base is again[3]
-    numbers = slice(13, None)  # after descriptors and tensors
-    assert arguments[numbers] == again[numbers]
-    assert again[-2:] == ["constants", "tma"]
+    out, lse = call()
+    assert len(runner.bound) == 1
+    (first_spec, first), (spec, again) = runner.started
+    assert first_spec == spec
+    assert again.out is out
+    assert again.lse is lse
+    assert first.out is not out
 
 
 @pytest.mark.parametrize(
@@ -179,33 +176,62 @@ def test_a_call_like_an_earlier_one_goes_straight_to_the_binary(kernel, monkeypa
         {"scale": 0.2},
     ],
 )
-def test_calls_that_differ_are_bound_anew(kernel, change):
+def test_calls_that_differ_are_bound_anew(runner, change):
     call()
     call(**change)
-    assert (len(kernel.first), len(kernel.again)) == (2, 0)
+    assert len(runner.bound) == len(runner.started) == 2
+
+
+def test_a_binary_is_built_once_for_all_that_differ_in_lengths(runner):
+    for change in ({}, {"grid": (3, 8, 16)}, {"scale": 0.2}, {"token_major": True}):
+        call(**change)
+    assert len(runner.built) == 1
+    assert len(runner.bound) == 4
 
 
 @pytest.mark.parametrize("offset", [1, 4, 8])
-def test_rows_that_are_not_aligned_are_copied(kernel, offset):
-    call()
+def test_rows_that_are_not_aligned_are_copied(runner, offset):
     call(offset=offset)
-    assert (len(kernel.first), len(kernel.again)) == (1, 1)
-    assert all(x.data_ptr() % 16 == 0 for x in kernel.again[0][4:8])
+    call(offset=offset)
+    assert len(runner.bound) == 1
+    for _, tensors in runner.started:
+        assert all(x.data_ptr() % 16 == 0 for x in tensors[:4])
 
 
-def test_a_binary_that_breaks_gives_way(kernel):
+def test_strides_of_axes_of_one_need_no_alignment():
+    x = torch.zeros(3 * 64 + 5, dtype=torch.bfloat16)
+    assert is_aligned(x.as_strided((1, 1, 3, 64), (13, 7, 64, 1)))
+    assert not is_aligned(x.as_strided((1, 2, 3, 64), (13, 4, 64, 1)))
+
+
+def test_masks_are_given_as_kernels_expect_them(runner):
+    """A mask that starts anywhere is copied to where a compiler was told that it is."""
+    flags = torch.ones(17, dtype=torch.bool)[1:2]
+    q = torch.randn(1, 2, 197, 64).to(torch.bfloat16)
+    attend(q, q, q, None, flags, [192, 5], [3, 8, 8], SPEC, 0.1, kernel="triton")
+    ((_, tensors),) = runner.started
+    assert tensors.dense.data_ptr() % 16 == 0
+    assert torch.equal(tensors.dense, flags)
+
+
+def test_a_binary_that_breaks_gives_way(runner):
     call()
-    kernel.broken = True
+    runner.broken = {"tma"}
     with pytest.warns(RuntimeWarning, match="tma.*RuntimeError: gone"):
         call()
-    assert [launched[-1] for launched in kernel.first] == ["tma", "pointer"]
+    assert [spec.loads for spec, _ in runner.started] == ["tma", "pointer"]
 
 
-def test_nothing_is_built_during_capture(hopper, monkeypatch):
+def test_nothing_is_built_during_capture(runner, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    monkeypatch.setattr(launch, "_kernel", lambda spec: pytest.fail("built during capture"))
     with pytest.raises(StaError, match="CUDA graph is being captured"):
         call()
+    assert not runner.built
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    call()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    call(scale=0.3)  # another binding of what is built
+    assert len(runner.started) == 2
 
 
 @pytest.mark.parametrize(
@@ -213,9 +239,9 @@ def test_nothing_is_built_during_capture(hopper, monkeypatch):
 )
 def test_amd_is_never_taken_for_nvidia(hip, capability, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", hip)
-    detect.cache_clear()
+    _detect.cache_clear()
     target = detect(torch.device("cuda", 0))
-    detect.cache_clear()
+    _detect.cache_clear()
     assert target.kind == "hip"
     assert "AMD" in target.unsupported
 
@@ -242,11 +268,3 @@ def test_import_and_cpu_work_without_triton():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_prepare_on_a_cpu_does_nothing():
-    geometry = geometry_of(
-        [192], (3, 8, 8), AttentionSpec(("video",), tiles=(3, 4, 4), window="full").text()
-    )
-    shape, device = (1, 2, 192, 64), torch.device("cpu")
-    assert launch.prepare(shape, 2, 192, torch.bfloat16, device, geometry, 0) == ()

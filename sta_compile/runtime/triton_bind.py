@@ -7,15 +7,17 @@ not depend on addresses is a `Binding`, which serves all calls of the same shape
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import log2
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..codegen.tensor_map import TensorMap, tensor_map
+from ..codegen.tensor_map import TensorMap
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import STRIDE_UNIT, KernelSpec
+from .tensors import Tensors, map_of
 
 MAX_CONTEXTS = 4
 LOG2_E = log2(2.718281828459045)
@@ -26,58 +28,56 @@ NO_MAP = TensorMap(0, 0, 0, 0, 0, 0)
 class Binding:
     """programs: size of the launch grid. numbers: the kernel's arguments between tensors and constants.
 
-    descriptors: shape, strides and block shape of the TMA descriptors of q, k, v; or none.
+    descriptors: the fields of the TMA descriptors of q, k, v but for their memory; or none.
     """
 
     programs: int
-    descriptors: tuple[tuple[list[int], list[int], list[int]], ...]
+    descriptors: tuple[dict[str, Any], ...]
     numbers: tuple[float, ...]
 
-    def arguments(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        key_lengths: Tensor | None,
-        dense: Tensor | None,
-        key_mask: Tensor | None,
-        video_mask: Tensor | None,
-        shown: Tensor | None,
-    ) -> list[Any]:
-        """In the kernel's order, up to its constants. shown: bool [batch], samples whose video_mask hides nothing."""
-        flags = [
-            None if x is None else x.view(torch.uint8) for x in (dense, key_mask, video_mask, shown)
-        ]
+    def arguments(self, tensors: Tensors) -> list[Any]:
+        """In the kernel's order, up to its constants."""
+        q, k, v, out, lse, key_lengths, *flags = tensors
         described: list[Any] = [None, None, None]
         if self.descriptors:
-            from triton.tools.tensor_descriptor import TensorDescriptor
-
             pairs = zip((q, k, v), self.descriptors, strict=True)
-            described = [TensorDescriptor(x, *descriptor) for x, descriptor in pairs]
-        return [*described, q, k, v, out, lse, key_lengths, *flags, *self.numbers]
+            described = [_descriptor(x, fields) for x, fields in pairs]
+        bytes_ = [None if x is None else x.view(torch.uint8) for x in flags]
+        return [*described, q, k, v, out, lse, key_lengths, *bytes_, *self.numbers]
 
 
-def bind(
-    spec: KernelSpec,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    geometry: Geometry,
-    scale: float,
-) -> Binding:
+def _descriptor(base: Tensor, fields: dict[str, Any]) -> Any:
+    """A Triton TensorDescriptor, without its checks: the same fields passed them with another base."""
+    descriptor = object.__new__(_class_of_descriptors())
+    descriptor.__dict__.update(fields, base=base)
+    return descriptor
+
+
+@lru_cache(maxsize=1)
+def _class_of_descriptors() -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor
+
+
+def _checked_fields(base: Tensor, m: TensorMap, block: list[int]) -> dict[str, Any]:
+    made = _class_of_descriptors()(base, [m.rows, m.cols], [m.stride, 1], block)
+    return {name: value for name, value in vars(made).items() if name != "base"}
+
+
+def bind(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> Binding:
     """The tensors are read for their shapes and strides only."""
+    q, k, v, out, *_ = tensors
     batch, heads, _, _ = q.shape
     maps = [NO_MAP, NO_MAP, NO_MAP]
-    descriptors: list[tuple[list[int], list[int], list[int]]] = []
+    descriptors: list[dict[str, Any]] = []
     if spec.loads == "tma":
         found = [map_of(x) for x in (q, k, v)]
         maps = [m for m in found if m is not None]
         assert len(maps) == 3, "the TMA emitter refuses tensors that are not one matrix"
-        for m, rows in zip(maps, (spec.blocks.m, spec.blocks.n, spec.blocks.n), strict=True):
-            descriptors.append(([m.rows, m.cols], [m.stride, 1], [rows, spec.padded_head_dim]))
+        rows = spec.blocks.m, spec.blocks.n, spec.blocks.n
+        for x, m, block in zip((q, k, v), maps, rows, strict=True):
+            descriptors.append(_checked_fields(x, m, [block, spec.padded_head_dim]))
     strides = [s // STRIDE_UNIT for x in (q, k, v, out) for s in x.stride()[:3]]
     offsets = [o for m in maps for o in (m.row_batch, m.row_head, m.col_head)]
     count, per_tile, contexts = programs(spec, geometry, batch * heads)
@@ -103,17 +103,6 @@ def bind(
         *segments,
     )
     return Binding(count, tuple(descriptors), numbers)
-
-
-def map_of(x: Tensor) -> TensorMap | None:
-    return tensor_map(tuple(x.shape), x.stride(), x.itemsize, x.data_ptr())
-
-
-def is_aligned(x: Tensor) -> bool:
-    """Whether a kernel can read x: contiguous rows that start at 16 bytes and at 8 elements."""
-    batch, head, token, last = x.stride()
-    apart = (batch | head | token) % STRIDE_UNIT == 0
-    return last == 1 and apart and x.data_ptr() % 16 == 0
 
 
 def programs(spec: KernelSpec, geometry: Geometry, batch_heads: int) -> tuple[int, int, int]:

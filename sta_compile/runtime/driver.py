@@ -1,0 +1,28 @@
+"""The CUDA driver, through NVIDIA's Python bindings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+INVALID_CONTEXT = 201
+
+
+def make_context_current(device: int) -> None:
+    """torch's context, in the calling thread. A thread that only launches may have none."""
+    cu = driver()
+    handle = checked(cu.cuDeviceGet(device))
+    checked(cu.cuCtxSetCurrent(checked(cu.cuDevicePrimaryCtxRetain(handle))))
+
+
+def driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def checked(result: tuple[Any, ...]) -> Any:
+    """The first value of an answer; RuntimeError with the driver's name of its error."""
+    error, *values = result
+    if int(error):
+        raise RuntimeError(f"the CUDA driver says {error.name}")
+    return values[0] if values else None

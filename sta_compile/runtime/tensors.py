@@ -1,0 +1,84 @@
+"""The tensors of one launch, and what their memory allows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..codegen.tensor_map import TensorMap, is_boxed, tensor_map
+from ..ir.kernel_spec import STRIDE_UNIT, KernelSpec
+
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+LENGTHS = {torch.int32: "i32", torch.int64: "i64"}
+
+
+class Tensors(NamedTuple):
+    """q, k, v, out: [batch, heads, tokens, head_dim], aligned (`is_aligned`). lse: float32 [batch, heads, queries].
+
+    The rest may be None, is contiguous and starts at 16 bytes. key_lengths: int [batch, segments beside the video].
+    dense: bool [batch]. key_mask: bool [batch, tokens beside the video]. video_mask: bool [batch, tokens of the video].
+    shown: bool [batch], samples whose video_mask hides nothing.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    key_lengths: Tensor | None = None
+    dense: Tensor | None = None
+    key_mask: Tensor | None = None
+    video_mask: Tensor | None = None
+    shown: Tensor | None = None
+
+
+def map_of(x: Tensor) -> TensorMap | None:
+    return tensor_map(tuple(x.shape), x.stride(), x.itemsize, x.data_ptr())
+
+
+def boxed(x: Tensor) -> bool:
+    return is_boxed(tuple(x.shape), x.stride(), x.itemsize, x.data_ptr())
+
+
+def is_aligned(x: Tensor) -> bool:
+    """Whether a kernel can read x: contiguous rows that start at 16 bytes and at 8 elements."""
+    used = 0
+    for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True):
+        used |= stride if size > 1 else 0
+    return x.stride(3) == 1 and used % STRIDE_UNIT == 0 and x.data_ptr() % 16 == 0
+
+
+def flat(x: Tensor | None) -> Tensor | None:
+    """Contiguous memory that starts at 16 bytes, as compilers of kernels are told."""
+    if x is None:
+        return None
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def stand_ins(spec: KernelSpec) -> Tensors:
+    """Meta tensors that a call of this kernel may have: for building it."""
+    dtype = {name: kind for kind, name in DTYPES.items()}[spec.dtype]
+    lengths = {name: kind for kind, name in LENGTHS.items()}
+
+    def empty(*sizes: int, kind: torch.dtype = dtype, when: bool = True) -> Tensor | None:
+        return torch.empty(sizes, dtype=kind, device="meta") if when else None
+
+    x = torch.empty(1, 1, 16 + 16 * spec.contexts, spec.head_dim, dtype=dtype, device="meta")
+    flags = torch.bool
+    return Tensors(
+        x,
+        x,
+        x,
+        x,
+        torch.empty(x.shape[:3], device="meta"),
+        empty(
+            1, spec.contexts, kind=lengths.get(spec.lengths, torch.int32), when=spec.lengths != ""
+        ),
+        empty(1, kind=flags, when=spec.dense),
+        empty(1, 16 * spec.contexts, kind=flags, when=spec.masked),
+        empty(1, 16, kind=flags, when=spec.video_masked),
+        empty(1, kind=flags, when=spec.video_masked),
+    )

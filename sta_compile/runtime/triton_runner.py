@@ -1,0 +1,51 @@
+"""Runs Triton kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..ir.geometry import Geometry
+from ..ir.kernel_spec import KernelSpec
+from ..ir.tiling import Tiling
+from ..ir.window import Window
+from .runner import Start
+from .tensors import Tensors, stand_ins
+from .triton_bind import bind
+
+
+class TritonRunner:
+    def compile(self, spec: KernelSpec) -> object:
+        from ..codegen.triton.build import cross_compile
+
+        return cross_compile(spec)
+
+    def build(self, spec: KernelSpec, device: int) -> Any:
+        """Triton's own compiled kernel. Triton keeps binaries on disk by itself."""
+        from ..codegen.triton import build, forward
+
+        tensors = stand_ins(spec)
+        one = (1, 1, 1)
+        lengths = 16, *(16,) * spec.contexts
+        roles = ("video", *("context",) * spec.contexts)
+        geometry = Geometry(lengths, roles, Tiling((1, 1, 16), one), Window(one))
+        values = bind(spec, tensors, geometry, 1.0).arguments(tensors)
+        constants, options = build.constants(spec).values(), build.options(spec)
+        with torch.cuda.device(device):
+            compiled = forward.attention_forward.warmup(*values, *constants, grid=(1,), **options)
+            compiled._init_handles()
+        return compiled
+
+    def bind(
+        self, spec: KernelSpec, binary: Any, tensors: Tensors, geometry: Geometry, scale: float
+    ) -> Start:
+        from ..codegen.triton.build import constants
+
+        binding = bind(spec, tensors, geometry, scale)
+        start, fixed = binary[(binding.programs, 1, 1)], tuple(constants(spec).values())
+
+        def launch(tensors: Tensors) -> None:
+            start(*binding.arguments(tensors), *fixed)
+
+        return launch

@@ -1,0 +1,173 @@
+"""The C++ kernel without a GPU: it compiles by NVRTC alone, in little time, and ptxas has registers for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pytest
+
+from sta_compile import config
+from sta_compile.codegen import cutlass_source, toolchain
+from sta_compile.codegen.cutlass_blocks import CHOICES
+from sta_compile.codegen.cutlass_source import render
+from sta_compile.errors import StaError
+from sta_compile.runtime import build as building
+from sta_compile.runtime.build import build, first_error, read_usage
+from tests.codegen.usage import TABLE, specs, version
+
+needs_nvrtc = pytest.mark.skipif(
+    isinstance(toolchain.toolchain("nvrtc"), str), reason=str(toolchain.toolchain("nvrtc"))
+)
+SPEC = next(spec for spec in specs() if spec.head_dim == 128)
+
+
+@pytest.fixture
+def empty_cache(tmp_path):
+    with config.patch(cache_dir=str(tmp_path)):
+        yield
+
+
+@needs_nvrtc
+@pytest.mark.slow
+@pytest.mark.parametrize("head_dim", CHOICES)
+def test_usage_is_as_recorded(head_dim, empty_cache):
+    """All blocks of head dim 128 and the preferred ones of others, in one type by turns."""
+    recorded = json.loads(TABLE.read_text())
+    assert set(recorded["kernels"]) == {spec.text() for spec in specs()}
+    dtype = "fp16" if head_dim % 64 else "bf16"
+    of_it = [spec for spec in specs() if (spec.head_dim, spec.dtype) == (head_dim, dtype)]
+    for spec in of_it if head_dim == 128 else of_it[:1]:
+        start = time.monotonic()
+        cubin = build(spec)
+        assert time.monotonic() - start < 15
+        assert cubin.code.startswith(b"\x7fELF")
+        assert (cubin.usage.spills, cubin.usage.stack) == (0, 0), spec.text()
+        if version() == recorded["nvrtc"]:
+            assert list(astuple(cubin.usage)) == recorded["kernels"][spec.text()]
+
+
+@needs_nvrtc
+def test_instructions(empty_cache, tmp_path):
+    triton = pytest.importorskip("triton")
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(build(SPEC).code)
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin"
+    path = os.pathsep.join([str(tool), os.environ["PATH"]])
+    command = [tool / "cuobjdump", "-sass", binary]
+    sass = subprocess.run(command, env={"PATH": path}, capture_output=True, text=True).stdout
+    for instruction in ("HGMMA.64x192x16", "HGMMA.64x128x16", "UTMALDG.4D", "USETMAXREG", "SYNCS"):
+        assert instruction in sass
+
+
+@needs_nvrtc
+def test_a_second_build_comes_from_the_disk(empty_cache, monkeypatch):
+    first = build(SPEC)
+    monkeypatch.setattr(building, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert build(SPEC) == first
+
+
+@needs_nvrtc
+def test_no_headers_but_those_of_cutlass():
+    """A search path of our own folders and CUTLASS, where there is neither a toolkit nor CCCL."""
+    tools = toolchain.toolchain("nvrtc")
+    assert [folder.name for folder in tools.include[:2]] == ["cutlass_templates", "freestanding"]
+    assert "cutlass_library" in str(tools.include[2])
+    assert len(tools.include) == 3
+
+
+@pytest.mark.skipif(isinstance(toolchain.toolchain("nvcc"), str), reason="no nvcc")
+@pytest.mark.slow
+def test_nvcc_where_it_is_asked_for(empty_cache):
+    with config.patch(compiler="nvcc"):
+        cubin = build(SPEC)
+    assert cubin.code.startswith(b"\x7fELF")
+    assert cubin.usage.registers == 168
+
+
+@needs_nvrtc
+def test_an_error_is_the_compilers_first_one(empty_cache):
+    odd = replace(SPEC, blocks=replace(SPEC.blocks, n=200))  # not a multiple of 16 keys
+    with pytest.raises(StaError, match=r"attention_forward.cuh\(\d+\): error: static assertion"):
+        build(odd)
+
+
+def test_first_error():
+    log = "a warning\nk.cu(3): error: no\nk.cu(4): error: more"
+    assert first_error(log) == "k.cu(3): error: no"
+    assert first_error("") == ""
+
+
+def test_a_missing_compiler_is_named(monkeypatch):
+    monkeypatch.setattr(building, "toolchain", lambda _: "the package nvidia-cutlass is missing")
+    with pytest.raises(StaError, match="nvidia-cutlass is missing; install it or pass kernel="):
+        build(SPEC)
+
+
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("cuda", "cuda-bindings"), ("cutlass_library", "nvidia-cutlass"), ("jinja2", "jinja2")],
+)
+def test_without_a_package_the_emitter_refuses(module, package):
+    code = f"""
+import sys
+sys.modules[{module!r}] = None
+from importlib.util import find_spec as real
+import importlib.util
+def find_spec(name, *rest):
+    if name.split(".")[0] == {module!r}:
+        if "." in name:
+            raise ModuleNotFoundError(name)
+        return None
+    return real(name, *rest)
+importlib.util.find_spec = find_spec
+from sta_compile.codegen.toolchain import missing
+print(missing())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert f"the package {package} is not installed" in done.stdout, done.stderr
+
+
+def test_usage_of_a_log():
+    log = (
+        "ptxas info    : Compiling entry function 'k' for 'sm_90a'\n"
+        "    24 bytes stack frame, 40 bytes spill stores, 44 bytes spill loads\n"
+        "ptxas info    : Used 168 registers, used 1 barriers, 24 bytes cumulative stack size, 16 bytes smem\n"
+    )
+    assert astuple(read_usage(log)) == (168, 84, 24, 16)
+
+
+def test_the_preamble_holds_all_that_depends_on_the_spec(tmp_path):
+    texts = {render(spec, (tmp_path,)).text for spec in specs()}
+    assert len(texts) == len(specs())
+    text = render(SPEC, (tmp_path,)).text
+    assert "KEY_BLOCK = 192;" in text
+    assert "MMA_64x192x16_F32BF16BF16_SS" in text
+    assert re.search(r"offsetof\(sta::Params, scale\) == 680\)", text)
+
+
+def test_headers_are_known_by_content(tmp_path):
+    def of(text):
+        cutlass_source._headers.cache_clear()
+        return cutlass_source._headers(cutlass_source._includes(text), (tmp_path,))
+
+    text = '#include "a.h"\n'
+    absent = of(text)
+    (tmp_path / "a.h").write_text('#  include <b.h>\n#include CUDA_STD_HEADER(c)\n#include "a.h"\n')
+    first = of(text)
+    (tmp_path / "b.h").write_text("int b;")
+    second = of(text)
+    (tmp_path / "b.h").write_text("int c;")
+    third = of(text)
+    (tmp_path / "cuda/std").mkdir(parents=True)
+    (tmp_path / "cuda/std/c").write_text("")
+    fourth = of(text)
+    assert len({absent, first, second, third, fourth}) == 5
+    (tmp_path / "other.h").write_text("nobody includes this")
+    assert of(text) == fourth
