@@ -23,7 +23,7 @@ from ..ir.visibility import Visibility
 from ..runtime import launch
 from . import reference
 from .arguments import check_kinds, check_sizes, geometry_of
-from .library import LIBRARY, define
+from .library import LIBRARY, define, register_autograd
 
 _PROBLEM = (
     "Tensor? key_lengths, Tensor? dense, SymInt[] segments, SymInt[] grid, str spec, float scale, "
@@ -168,9 +168,7 @@ LIBRARY.impl("attention", _attention, "CompositeExplicitAutograd")
 LIBRARY.impl("attention_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("sta::attention", _attention_fake, lib=LIBRARY)
 torch.library.register_fake("sta::attention_backward", _backward_fake, lib=LIBRARY)
-torch.library.register_autograd(
-    "sta::attention", _differentiate, setup_context=_setup_context, lib=LIBRARY
-)
+register_autograd("attention", _differentiate, _setup_context, kernel=_attention)
 torch.library.register_autograd("sta::attention_backward", _refuse_second_order, lib=LIBRARY)
 torch.library.register_vmap("sta::attention", _vmap(torch.ops.sta.attention, 3), lib=LIBRARY)
 torch.library.register_vmap(

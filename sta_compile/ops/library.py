@@ -6,7 +6,11 @@ strides that the fake kernels saw: kernels read any strides, so inductor has no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch._library.autograd import Info, make_autograd_impl
 
 LIBRARY = torch.library.Library("sta", "FRAGMENT")
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
@@ -14,3 +18,30 @@ TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 def define(schema: str) -> None:
     LIBRARY.define(schema, tags=TAGS)
+
+
+def register_autograd(
+    name: str,
+    backward: Callable[..., Any],
+    setup_context: Callable[..., Any],
+    kernel: Callable[..., Any],
+) -> None:
+    """`torch.library.register_autograd`, but where no gradient is asked for `kernel` runs at once.
+
+    PyTorch's autograd kernel of an operator dispatches a second time, from Python, which costs more host time than the
+    rest of a call. A second dispatch is of use only if something else than the device's own kernel would answer it: a
+    mode, a subclass, a function transform, a lazy negation. The keys that are left say whether there is.
+    """
+    op = getattr(torch.ops.sta, name).default
+    recording = make_autograd_impl(op, Info(backward, setup_context))
+    below = torch._C._after_autograd_keyset.remove(torch._C.DispatchKey.ADInplaceOrView)
+    devices = torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CPU
+
+    def autograd(keyset: Any, *arguments: Any) -> Any:
+        if (keyset & below).highestPriorityTypeId() in devices and not (
+            torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        ):
+            return kernel(*arguments)
+        return recording(keyset, *arguments)
+
+    LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)

@@ -1,0 +1,233 @@
+"""C++ kernels on a driver that only writes down what it is told: parameters, tensor maps, launches."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sta_compile.codegen.cutlass_source import FIELDS, offsets, params_bytes
+from sta_compile.ir.attention_spec import AttentionSpec
+from sta_compile.ops.arguments import geometry_of
+from sta_compile.runtime import cutlass_bind, cutlass_runner
+from sta_compile.runtime import driver as driver_module
+from sta_compile.runtime.build import Cubin, Usage
+from sta_compile.runtime.cutlass_runner import CutlassRunner
+from sta_compile.runtime.tensors import Tensors
+from tests.codegen.usage import specs
+
+SPEC = next(spec for spec in specs() if spec.head_dim == 72 and spec.dtype == "fp16")
+
+
+class Error(int):
+    name = "CUDA_ERROR_ODD"
+
+
+class Names:
+    """Every attribute is its own name, as for an enumeration; called, it gives back its argument."""
+
+    def __init__(self, name=""):
+        self._name = name
+
+    def __getattr__(self, name):
+        return Names(name)
+
+    def __call__(self, value):
+        return value
+
+    def __repr__(self):
+        return self._name
+
+
+class Driver(Names):
+    def __init__(self):
+        super().__init__("driver")
+        self.maps, self.launches, self.attributes, self.contexts = [], [], [], 0
+        self.answers = []  # of launches to come
+
+    def cuModuleLoadData(self, code):
+        assert code == b"code"
+        return Error(0), "module"
+
+    def cuModuleGetFunction(self, module, name):
+        assert (module, name) == ("module", b"sta_attention_forward")
+        return Error(0), "function"
+
+    def cuFuncSetAttribute(self, function, attribute, value):
+        self.attributes.append((function, repr(attribute), value))
+        return (Error(0),)
+
+    def cuDeviceGet(self, index):
+        return Error(0), index
+
+    def cuDevicePrimaryCtxRetain(self, device):
+        return Error(0), f"context of {device}"
+
+    def cuCtxSetCurrent(self, context):
+        self.contexts += 1
+        return (Error(0),)
+
+    def cuTensorMapEncodeTiled(self, *arguments):
+        self.maps.append(arguments)
+        return Error(0), SimpleNamespace(opaque=[len(self.maps)] * 16)
+
+    def cuLaunchKernel(self, *arguments):
+        *arguments, address, extra = arguments
+        (pointer,) = (ctypes.c_void_p * 1).from_address(address)
+        assert pointer % 64 == 0
+        assert extra == 0
+        self.launches.append((*arguments, ctypes.string_at(pointer, params_bytes())))
+        return (self.answers.pop(0) if self.answers else Error(0),)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    made = Driver()
+    for module in (cutlass_bind, cutlass_runner, driver_module):
+        monkeypatch.setattr(module, "driver", lambda: made)
+    monkeypatch.setattr(cutlass_runner, "build", lambda spec: Cubin(b"code", Usage(168, 0, 0, 0)))
+    cutlass_bind._encoding.cache_clear()
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    stream = SimpleNamespace(cuda_stream=77)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    yield made
+    cutlass_bind._encoding.cache_clear()
+
+
+def problem(batch=2, token_major=True):
+    grid = 7, 9, 11
+    text = AttentionSpec(("video",), tiles=(3, 1, 3), window=(1, 1, 3)).text()
+    geometry = geometry_of([7 * 9 * 11], grid, text)
+
+    def vectors():
+        if token_major:
+            return torch.zeros(batch, 693, 3, 72, dtype=torch.float16).transpose(1, 2)
+        return torch.zeros(batch, 3, 693, 72, dtype=torch.float16)
+
+    q, k, v, out = (vectors() for _ in range(4))
+    return Tensors(q, k, v, out, torch.zeros(batch, 3, 693)), geometry
+
+
+def started(driver, tensors, geometry):
+    runner = CutlassRunner()
+    return runner.bind(SPEC, runner.build(SPEC, 1), tensors, geometry, 0.5)
+
+
+def fields_of(raw):
+    at = offsets()
+    return {name: struct.unpack_from(f"<{kind}", raw, at[name])[0] for name, kind in FIELDS}
+
+
+def test_parameters_and_launch(driver):
+    tensors, geometry = problem()
+    started(driver, tensors, geometry)(tensors)
+    assert driver.attributes == [
+        ("function", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", 231424)
+    ]
+    (*launch, raw) = driver.launches[0]
+    largest = 3 * 9 * 4  # tokens of the largest tile: one block of 128 rows
+    assert launch == ["function", 3 * 1 * 3, 3, 2, 384, 1, 1, 231424, 77]
+    found = fields_of(raw)
+    assert found["out"] == tensors.out.data_ptr()
+    assert found["lse"] == tensors.lse.data_ptr()
+    assert (found["out_batch"], found["out_head"], found["out_token"]) == tensors.out.stride()[:3]
+    assert found["scale"] == pytest.approx(0.5 * 1.4426950408889634)
+    assert (found["heads"], found["share"], found["queries"]) == (3, 1, 693)
+    assert (found["frames"], found["rows"], found["cols"]) == (7, 9, 11)
+    assert (found["tiles_t"], found["tiles_h"], found["tiles_w"]) == (3, 1, 3)
+    assert (found["window_t"], found["window_h"], found["window_w"]) == (1, 1, 3)
+    assert found["tile_blocks"] == -(-largest // 128)
+    # Maps in their order, each 16 words of its number.
+    assert struct.unpack_from("<80Q", raw) == tuple(n for n in (1, 2, 3, 4, 5) for _ in range(16))
+
+
+@pytest.mark.parametrize("token_major", [True, False])
+def test_tensor_maps(driver, token_major):
+    tensors, geometry = problem(token_major=token_major)
+    started(driver, tensors, geometry)(tensors)
+    n = SPEC.blocks.n
+    boxes = [(tensors.q, 64), (tensors.k, n), (tensors.v, n), (tensors.k, 16), (tensors.v, 16)]
+    for made, (x, rows) in zip(driver.maps, boxes, strict=True):
+        kind, rank, address, sizes, strides, box, steps, *how = made
+        assert repr(kind) == "CU_TENSOR_MAP_DATA_TYPE_FLOAT16"
+        assert (rank, address) == (4, x.data_ptr())
+        assert sizes == [72, 693, 3, 2]
+        assert strides == [2 * x.stride(2), 2 * x.stride(1), 2 * x.stride(0)]
+        assert box == [64, rows, 1, 1]
+        assert steps == [1, 1, 1, 1]
+        assert "SWIZZLE_128B" in repr(how[1])
+
+
+def test_axes_of_one_get_a_stride_that_the_driver_takes(driver):
+    tensors, geometry = problem(batch=1)
+    odd = tensors.q.as_strided(tensors.q.shape, (5, *tensors.q.stride()[1:]))
+    tensors = tensors._replace(q=odd)
+    started(driver, tensors, geometry)(tensors)
+    assert driver.maps[0][4] == [2 * 216, 2 * 72, 144]
+
+
+def test_the_same_addresses_are_described_once(driver):
+    tensors, geometry = problem()
+    start = started(driver, tensors, geometry)
+    start(tensors)
+    start(tensors)
+    assert len(driver.maps) == 5
+    assert driver.launches[0] == driver.launches[1]
+    out = torch.zeros_like(tensors.out)
+    start(tensors._replace(out=out))
+    assert len(driver.maps) == 5
+    assert fields_of(driver.launches[2][-1])["out"] == out.data_ptr()
+    start(tensors._replace(k=tensors.k.clone()))
+    assert len(driver.maps) == 7  # k and its tail
+
+
+def test_what_is_kept_is_bounded(driver, monkeypatch):
+    monkeypatch.setattr(cutlass_bind, "MOST_KEPT", 8)
+    tensors, geometry = problem()
+    start = started(driver, tensors, geometry)
+    copies = [tensors._replace(q=tensors.q.clone(), k=tensors.k.clone()) for _ in range(20)]
+    for copy in (*copies, *copies):
+        start(copy)
+    assert len(driver.launches) == 40
+    assert [x[-1][:0] for x in driver.launches] == [b""] * 40
+    arguments = start.__closure__
+    kept = [
+        c.cell_contents for c in arguments if isinstance(c.cell_contents, cutlass_bind.Arguments)
+    ]
+    assert all(len(x._kept) <= 8 and len(x._encoded) <= 8 for x in kept)
+
+
+def test_a_thread_without_a_context_gets_torchs(driver):
+    tensors, geometry = problem()
+    start = started(driver, tensors, geometry)
+    before = driver.contexts
+    driver.answers = [Error(201)]
+    start(tensors)
+    assert driver.contexts == before + 1
+    assert len(driver.launches) == 2
+
+
+def test_an_error_has_the_drivers_name(driver):
+    tensors, geometry = problem()
+    start = started(driver, tensors, geometry)
+    driver.answers = [Error(1)]
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_ODD"):
+        start(tensors)
+
+
+def test_bindings_have_what_is_asked_of_them():
+    """The names and numbers of the real bindings, without a driver."""
+    bindings = pytest.importorskip("cuda.bindings.driver")
+    cutlass_bind._encoding.cache_clear()
+    cu, kinds, how = cutlass_bind._encoding()
+    assert cu is bindings
+    assert set(kinds) == {"bf16", "fp16"}
+    assert len(how) == 4
+    names = "cuModuleLoadData cuModuleGetFunction cuFuncSetAttribute cuLaunchKernel cuDeviceGet"
+    for name in (*names.split(), "cuTensorMapEncodeTiled", "cuDevicePrimaryCtxRetain"):
+        assert callable(getattr(bindings, name))
+    assert int(bindings.CUresult.CUDA_ERROR_INVALID_CONTEXT) == driver_module.INVALID_CONTEXT
