@@ -34,6 +34,8 @@ from sta_compile.ir.tiling import Tiling
 from sta_compile.ir.window import Window
 from sta_compile.ops.arguments import geometry_of
 from sta_compile.runtime import launch
+from sta_compile.runtime.problem import problem_of
+from sta_compile.runtime.tensors import Tensors
 
 DEVICE = torch.device("cuda")
 
@@ -99,7 +101,7 @@ class Call:
             for x in (self.k, self.v):
                 x[:, :, w.video + w.valid :] = torch.nan
         self.dense = torch.ones(1, dtype=torch.bool, device=DEVICE) if w.dense else None
-        self.spec = AttentionSpec(roles, tiles=w.tiles, window=w.window, kernel="triton").text()
+        self.spec = AttentionSpec(roles, tiles=w.tiles, window=w.window, kernel="auto").text()
         self.scale = w.head_dim**-0.5
         self.problem = (
             self.lengths,
@@ -248,16 +250,15 @@ def sweep() -> list[dict[str, object]]:
         call = Call(w)
         out = torch.empty_like(call.q)
         lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
-        tensors = (call.q, call.k, call.v, out, lse, None, None, None)
-        problem = launch._problem(*tensors[:3], *tensors[5:], call.geometry, call.scale)
-        base = select(problem, "triton")[0]
+        tensors = Tensors(call.q, call.k, call.v, out, lse)
+        base = select(problem_of(tensors, call.geometry, call.scale), "triton")[0]
         runs: dict[str, Callable[[], object]] = {}
         for spec in base:
             for blocks in SWEEP:
                 candidate = replace(spec, blocks=blocks)
                 if spec.loads == "pointer" and blocks.m > 128:
                     continue
-                started = launch._run(candidate, tensors, call.geometry, call.scale)
+                started = launch.run(candidate, tensors, call.geometry, call.scale)
                 if started:
                     torch.cuda.synchronize()
                     runs[candidate.text()] = partial(started, tensors)

@@ -44,6 +44,7 @@ class Case:
     dense: tuple[bool, ...] | None = None
     token_major: bool = True
     skip: int = 0  # elements before each tensor in its memory
+    kernel: str = "triton"
 
 
 TEXT, VALID = (70, 33), ((70, 33), (5, 0))
@@ -67,6 +68,17 @@ CASES = (
     Case("pointer, d72, contexts, lengths, dense", 72, text=TEXT, valid=VALID, dense=(False, True)),
     Case("pointer, rows not aligned", 64, torch.float16, skip=1),
     Case("fp32", 64, torch.float32, text=TEXT, valid=VALID, dense=(True, False)),
+    Case("C++, ragged tiles", 128, kernel="cutlass"),
+    Case(
+        "C++, head-major, d64, fp16",
+        64,
+        torch.float16,
+        heads=(2, 2),
+        token_major=False,
+        kernel="cutlass",
+    ),
+    Case("C++, part of a box, d72", 72, heads=(3, 3), kernel="cutlass"),
+    Case("C++, d256", 256, kernel="cutlass"),
 )
 
 
@@ -104,11 +116,11 @@ def run(case: Case) -> tuple[float, str]:
         return out
 
     built = set(launch._built)
-    first, second = (call("triton", torch.Tensor.cuda, 1).cpu().float() for _ in range(2))
+    first, second = (call(case.kernel, torch.Tensor.cuda, 1).cpu().float() for _ in range(2))
     assert first.equal(second), "a second launch differs from the first"
     expected = call("reference", torch.Tensor.cpu, 0).float()
     error = ((second - expected).norm() / expected.norm()).item()
-    kernels = [spec.text() for spec, _ in launch._built - built]
+    kernels = [spec.text() for spec, _ in launch._built.keys() - built]
     return error, kernels[0] if kernels else "of an earlier case"
 
 

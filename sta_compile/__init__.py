@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .ops import checkpoint_ops
     from .planning.noise_schedule import dense_above
     from .report import Report, reports, reset_reports
+    from .runtime.target import target
 
 _HOMES = {
     "checkpoint_ops": "ops",
@@ -34,6 +35,7 @@ _HOMES = {
     "reports": "report",
     "reset_reports": "report",
     "restore": "compile_model",
+    "target": "runtime.target",
     "rewrite": "exported",
 }
 
@@ -50,6 +52,7 @@ __all__ = [
     "reset_reports",
     "restore",
     "rewrite",
+    "target",
     "token_grid",
 ]
 

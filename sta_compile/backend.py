@@ -53,7 +53,7 @@ def sta(
         gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if report.replaced:
         with report.stage("build kernels"):
-            warm_kernels(gm)
+            report.name_kernels(warm_kernels(gm))
     flags = example_of(gm)
     if flags is not None:
         gm = take_over(gm)
@@ -125,8 +125,8 @@ def rewrite_for_device(
             hint="use an NVIDIA GPU of compute capability 8.0 or later",
         )
     kernel = settings.kernel
-    if kernel == "auto" and target.kind != "meta":
-        kernel = "reference" if target.kind == "cpu" else "triton"
+    if kernel == "auto" and target.kind == "cpu":
+        kernel = "reference"
     return rewrite(gm, example_inputs, settings, kernel=kernel, remember=remember, call=call)
 
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .ir.attention_spec import Triple
@@ -103,6 +103,14 @@ class Report:
         finally:
             spent = self.seconds.get(name, 0.0) + time.perf_counter() - start
             self.seconds[name] = spent
+
+    def name_kernels(self, texts: Iterable[str]) -> None:
+        """Says what "auto" has chosen; texts: of the kernels that were built for this graph (`KernelSpec.text`)."""
+        emitters = " or ".join(dict.fromkeys(text.split()[0] for text in texts))
+        self.replaced = [
+            replace(site, kernel=emitters) if emitters and site.kernel == "auto" else site
+            for site in self.replaced
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe: lists, dicts, text and numbers."""

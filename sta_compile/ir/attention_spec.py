@@ -32,7 +32,7 @@ class AttentionSpec:
     request: window in tokens, "auto" or "full", for grids known only at run time.
     tile: tile extents in tokens for `request`, or None for the planner's choice.
     min_tokens: with `request`, grids of fewer tokens get the full window.
-    kernel: "auto", "triton" or "reference".
+    kernel: "auto", "cutlass", "triton" or "reference".
     """
 
     roles: tuple[str, ...]
