@@ -7,7 +7,7 @@ import pytest
 import sta_compile
 from sta_compile import config
 from sta_compile.errors import InvalidOptionError, UnknownOptionError
-from sta_compile.settings import OPTIONS, Settings
+from sta_compile.settings import OPTIONS, PROCESS_OPTIONS, Settings
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +95,31 @@ def test_snapshots_differ_when_the_named_options_do():
         assert config.snapshot(["window", "strict"]) != before
     config.window = "auto"
     assert config.snapshot(["window", "strict"]) != before
+
+
+def test_options_of_the_process(monkeypatch, tmp_path):
+    assert (config.cache_dir, config.compiler, config.target) == (None, "auto", "auto")
+    monkeypatch.setenv("STA_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("STA_TARGET", "9.0")
+    assert (config.cache_dir, config.target) == (str(tmp_path), "sm_90")
+    with config.patch(compiler="nvcc", target="sm_100a"):
+        assert (config.compiler, config.target) == ("nvcc", "sm_100")
+        assert Settings.resolve() == (Settings(), {})  # not a model's
+        assert config.overrides() == {}
+    config.cache_dir = tmp_path / "other"
+    try:
+        assert config.cache_dir == str(tmp_path / "other")
+    finally:
+        del config.cache_dir
+    for name, value in (("compiler", "clang"), ("target", "hopper"), ("cache_dir", 3)):
+        with pytest.raises(InvalidOptionError, match=name):
+            setattr(config, name, value)
+    with pytest.raises(InvalidOptionError, match="STA_TARGET"):
+        Settings.resolve({"target": "sm_90"})
+
+
+def test_where_options_of_the_process_are_listed():
+    from sta_compile.option_docs import as_markdown
+
+    assert all(f"| `{name}` |" in as_markdown() for name in PROCESS_OPTIONS)
+    assert set(PROCESS_OPTIONS) <= set(dir(config))

@@ -56,9 +56,26 @@ def test_doctor_names_what_is_installed_and_what_runs(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["versions"]["torch"]
     assert found["entry_point"] == "sta_compile.backend:sta"
-    assert found["devices"][-1]["name"] == "cpu"
+    assert found["devices"][0]["name"] == "cpu"
+    assert found["compiler"]
+    assert found["cache"].endswith("sta_kernels")
     assert main(["doctor"]) == 0
     assert "triton" in capsys.readouterr().out
+
+
+def test_doctor_examines_a_gpu_that_is_not_there(capsys, monkeypatch):
+    monkeypatch.setenv("STA_TARGET", "sm_90")
+    assert main(["doctor", "--json"]) == 0
+    device = json.loads(capsys.readouterr().out)["devices"][-1]
+    assert device["facts"].startswith("sm_90, 227 KiB shared memory")
+    assert "wgmma" in device["facts"]
+    assert list(device["kernels"]) == [
+        "cutlass (tma)",
+        "triton (tma)",
+        "triton (pointer)",
+        "reference",
+    ]
+    assert device["kernels"]["triton (tma)"] in ("", "the package triton is not installed")
 
 
 def test_options_lists_every_option(capsys):

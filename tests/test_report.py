@@ -50,6 +50,14 @@ def test_an_unknown_noise_level_is_said_with_what_to_set():
     assert "dense_above=None" in summary
 
 
+def test_kernels_that_auto_chose_are_named():
+    report = wan(replaced=[replace(SITE, kernel="auto"), SITE])
+    report.name_kernels(())
+    assert [site.kernel for site in report.replaced] == ["auto", "triton"]
+    report.name_kernels(["cutlass forward sm90 a", "cutlass forward sm90 b"])
+    assert [site.kernel for site in report.replaced] == ["cutlass", "triton"]
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
