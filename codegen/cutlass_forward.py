@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir.kernel_spec import KernelSpec
-from .cutlass_blocks import CHOICES, GROUP, fastest
+from .cutlass_blocks import BLOCKS
+from .cutlass_source import CONTEXTS
 from .emitter import Problem
 from .toolchain import missing
 
@@ -28,7 +29,7 @@ class CutlassForward:
             return f"the CUDA C++ kernel has no {p.direction} direction"
         if p.dtype not in DTYPES:
             return f"{p.dtype} is not one of {', '.join(DTYPES)}, which the CUDA C++ kernel is for"
-        if p.head_dim not in CHOICES:
+        if p.head_dim not in BLOCKS:
             return f"head dim {p.head_dim} is not in the CUDA C++ kernel's table of blocks"
         if p.scale <= 0:
             return f"scale {p.scale} is not positive"
@@ -37,25 +38,19 @@ class CutlassForward:
         return refuse_features(p) or missing()
 
     def specify(self, problem: Problem) -> KernelSpec:
-        return problem.spec(self, fastest(CHOICES[problem.head_dim], problem.key_runs))
+        """One binary for all segments: what is beside the video is a matter of its run-time parameters."""
+        spec = problem.spec(self, BLOCKS[problem.head_dim])
+        return replace(spec, contexts=0, lengths="", dense=False)
 
     def candidates(self, problem: Problem) -> tuple[KernelSpec, ...]:
-        return tuple(problem.spec(self, choice.blocks) for choice in CHOICES[problem.head_dim])
+        return (self.specify(problem),)
 
 
 def refuse_features(p: Problem) -> str:
     """What the template does not do, in one place: take a line out when it does."""
     lacks = {
-        "segments beside the video": p.contexts > 0,
-        "dense flags": p.dense,
+        f"more than {CONTEXTS} segments beside the video": p.contexts > CONTEXTS,
         "key masks": p.masked,
         "masks over the video": p.video_masked,
-        "shared key heads": p.shared_heads > 1,
-        # A group of keys of a shorter run would begin before it, where anything may be.
-        f"runs of fewer than {GROUP} keys": any(
-            length < GROUP for lengths, _ in p.key_runs for length in lengths
-        ),
     }
-    return next(
-        (f"the CUDA C++ kernel has no {what} yet" for what, has in lacks.items() if has), ""
-    )
+    return next((f"the CUDA C++ kernel has no {what}" for what, has in lacks.items() if has), "")

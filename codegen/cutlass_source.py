@@ -20,17 +20,25 @@ from .cutlass_blocks import shared_bytes
 ENTRY = "sta_attention_forward"
 OPERANDS = {"bf16": "BF16", "fp16": "F16"}  # in the names of CUTLASS
 MAP_BYTES = 128
-MAPS = ("q", "k", "v", "k_tail", "v_tail")
-# The kernel's parameters behind its tensor maps: name and format character of `struct`.
+MAPS = ("q", "k", "v", "k_group", "v_group")
+POINTERS = ("out", "lse", "lengths", "dense")
+CONTEXTS = 4  # segments beside the video at most
+# The kernel's parameters behind its tensor maps: name, format character of `struct` and how many of it. An axis and a group of
+# tiles are four integers, a divisor is three.
 FIELDS = (
-    *((name, "Q") for name in ("out", "lse")),
-    *((name, "q") for name in ("out_batch", "out_head", "out_token")),
-    ("scale", "f"),
-    *((name, "i") for name in ("heads", "share", "queries", "frames", "rows", "cols")),
-    *((name, "i") for name in ("tiles_t", "tiles_h", "tiles_w")),
-    *((name, "i") for name in ("window_t", "window_h", "window_w", "tile_blocks")),
+    *((name, "Q", 1) for name in POINTERS),
+    *((name, "q", 1) for name in ("out_batch", "out_head", "out_token")),
+    ("scale", "f", 1),
+    *((name, "i", 1) for name in ("length_bytes", "batch_heads", "heads", "queries")),
+    *((name, "i", 1) for name in ("video_key", "video_query")),
+    *((name, "i", 12) for name in ("axis", "groups")),
+    *((name, "I", 3) for name in ("by_share", "by_heads", "by_context_blocks", "by_video_blocks")),
+    *((name, "i", 1) for name in ("context_blocks", "video_blocks")),
+    *(("slab_blocks", "I", 9), ("band_blocks", "I", 27), ("group_blocks", "I", 81)),
+    ("contexts", "i", 1),
+    *((f"context_{name}", "i", CONTEXTS) for name in ("key", "length", "query", "rows")),
 )
-SIZES = {"Q": 8, "q": 8, "f": 4, "i": 4}
+SIZES = {"Q": 8, "q": 8, "f": 4, "i": 4, "I": 4}
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*(?:[<"]([^>"]+)[>"]|CUDA_STD_HEADER\((\w+)\))', re.M
 )
@@ -53,15 +61,15 @@ def offsets() -> dict[str, int]:
     """Byte offset of each parameter."""
     found = {name: MAP_BYTES * index for index, name in enumerate(MAPS)}
     at = MAP_BYTES * len(MAPS)
-    for name, kind in FIELDS:
+    for name, kind, count in FIELDS:
         found[name] = at
-        at += SIZES[kind]
+        at += SIZES[kind] * count
     return found
 
 
-def params_bytes() -> int:
+def parameters_bytes() -> int:
     """Size of the parameters, padded to the alignment of a tensor map."""
-    used = MAP_BYTES * len(MAPS) + sum(SIZES[kind] for _, kind in FIELDS)
+    used = MAP_BYTES * len(MAPS) + sum(SIZES[kind] * count for _, kind, count in FIELDS)
     return -(-used // 64) * 64
 
 
@@ -72,7 +80,7 @@ def render(spec: KernelSpec, include: tuple[Path, ...]) -> Source:
         mma=OPERANDS[spec.dtype],
         shared_bytes=shared_bytes(spec.head_dim, spec.blocks),
         offsets=offsets(),
-        params_bytes=params_bytes(),
+        parameters_bytes=parameters_bytes(),
     )
     return Source(text, _headers(_includes(text), include))
 

@@ -34,7 +34,7 @@ def pad_head_dim(head_dim: int) -> int:
 class KernelSpec:
     """emitter: "cutlass" or "triton". direction: "forward". dtype: "fp16", "bf16" or "fp32".
 
-    loads: "tma" or "pointer". contexts: segments beside the video. lengths: integer type of key_lengths, "" without.
+    loads: "tma" or "pointer". The rest is for Triton; C++ kernels take it at run time. contexts: segments beside the video. lengths: integer type of key_lengths, "" without.
     masked: with a key_mask. video_masked: with a video_mask.
     """
 
@@ -60,7 +60,8 @@ class KernelSpec:
         parts = [
             f"{self.emitter} {self.direction} sm{self.arch} {self.dtype} d{self.head_dim} {m}x{n}",
             f"warps={self.blocks.warps} stages={self.blocks.stages}",
-            f"{self.loads} contexts={self.contexts}",
+            self.loads,
+            f"contexts={self.contexts}" if self.emitter == "triton" else "",
             f"lengths={self.lengths}" if self.lengths else "",
             "dense" if self.dense else "",
             "masked" if self.masked else "",

@@ -23,8 +23,12 @@ Run = tuple[int, int]  # (start, length) in tokens
 @lru_cache(maxsize=65536)
 def key_runs(tiling: Tiling, window: Window, tile: Triple) -> tuple[Run, ...]:
     """Runs that the queries of `tile` (a, b, c) read: ascending, none touching the next."""
-    a0, b0, c0 = window.first(tiling, tile)
-    frames, rows, cols = window.effective(tiling)
+    return box_runs(tiling, window.first(tiling, tile), window.effective(tiling))
+
+
+def box_runs(tiling: Tiling, first: Triple, count: Triple) -> tuple[Run, ...]:
+    """Runs of a box of tiles, from tile `first` on, `count` of them per axis."""
+    (a0, b0, c0), (frames, rows, cols) = first, count
     last = c0 + cols - 1
     runs: list[Run] = []
     for a, b in product(range(a0, a0 + frames), range(b0, b0 + rows)):

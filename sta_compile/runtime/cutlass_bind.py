@@ -16,14 +16,16 @@ from typing import Any
 from torch import Tensor
 
 from ..codegen.cutlass_blocks import BOX, GROUP, QUERY_UNIT
-from ..codegen.cutlass_source import FIELDS, MAPS, params_bytes
+from ..codegen.cutlass_source import CONTEXTS, FIELDS, MAPS, POINTERS, parameters_bytes
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
+from ..ir.window_groups import group_blocks, groups_of
 from .driver import checked, driver
 from .tensors import Tensors
 
 LOG2_E = log2(2.718281828459045)
 ALIGNMENT = 64  # of a tensor map
+ADDRESSES = 7  # the first of Tensors: q, k and v, which have maps, and what POINTERS names
 MOST_KEPT = 512  # of maps, and of parameters: under 1 KB each
 
 
@@ -56,8 +58,7 @@ class Arguments:
         self._kept: dict[tuple[int, ...], Parameters] = {}
 
     def of(self, tensors: Tensors) -> Parameters:
-        q, k, v, out, lse, *_ = tensors
-        key = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr()
+        key = tuple(0 if x is None else x.data_ptr() for x in tensors[:ADDRESSES])
         found = self._kept.get(key)
         if found is None:
             found = self._make(key)
@@ -70,9 +71,8 @@ class Arguments:
         maps = b"".join(
             self._encode(index, addresses[m.source]) for index, m in enumerate(self._maps)
         )
-        data = (maps + struct.pack("<2Q", *addresses[3:5]) + self._numbers).ljust(
-            params_bytes(), b"\0"
-        )
+        pointers = struct.pack(f"<{len(POINTERS)}Q", *addresses[-len(POINTERS) :])
+        data = (maps + pointers + self._numbers).ljust(parameters_bytes(), b"\0")
         buffer = ctypes.create_string_buffer(len(data) + ALIGNMENT)
         at = -(-ctypes.addressof(buffer) // ALIGNMENT) * ALIGNMENT
         ctypes.memmove(at, data, len(data))
@@ -95,10 +95,10 @@ def maps_of(spec: KernelSpec, tensors: Tensors) -> tuple[Map, ...]:
         "q": QUERY_UNIT,
         "k": spec.blocks.n,
         "v": spec.blocks.n,
-        "k_tail": GROUP,
-        "v_tail": GROUP,
+        "k_group": GROUP,
+        "v_group": GROUP,
     }
-    sources = {"q": 0, "k": 1, "v": 2, "k_tail": 1, "v_tail": 2}
+    sources = {"q": 0, "k": 1, "v": 2, "k_group": 1, "v_group": 2}
     return tuple(
         map_of(tensors[sources[name]], sources[name], spec.dtype, rows[name])  # type: ignore[arg-type]
         for name in MAPS
@@ -117,24 +117,68 @@ def map_of(x: Tensor, source: int, kind: str, rows: int) -> Map:
 
 def numbers(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> bytes:
     """The parameters behind the addresses."""
-    q, k, _, out, *_ = tensors
-    tiling = geometry.tiling
-    values: dict[str, float] = {
-        "out_batch": out.stride(0),
-        "out_head": out.stride(1),
-        "out_token": out.stride(2),
-        "scale": scale * LOG2_E,
-        "heads": q.shape[1],
-        "share": q.shape[1] // k.shape[1],
-        "queries": geometry.queries,
-        "tile_blocks": -(-geometry.largest_tile // spec.blocks.m),
+    q, k, _, out, _, key_lengths, *_ = tensors
+    batch, heads, *_ = q.shape
+    tiling, window = geometry.tiling, geometry.window
+    blocks = group_blocks(tiling, window, QUERY_UNIT, spec.blocks.m // QUERY_UNIT)
+    contexts, video = thread_blocks(spec, geometry, tensors.dense is not None)
+    keys, rows = list(geometry.contexts), list(geometry.context_queries)
+    unused = [0] * (CONTEXTS - len(keys))
+    values: dict[str, list[float]] = {
+        "out_batch": [out.stride(0)],
+        "out_head": [out.stride(1)],
+        "out_token": [out.stride(2)],
+        "scale": [scale * LOG2_E],
+        "length_bytes": [0 if key_lengths is None else key_lengths.element_size()],
+        "batch_heads": [batch * heads],
+        "heads": [heads],
+        "queries": [geometry.queries],
+        "video_key": [geometry.video_key],
+        "video_query": [geometry.video_query],
+        "axis": [
+            x
+            for length, n in zip(tiling.grid, tiling.tiles, strict=True)
+            for x in (length, n, length // n, length % n)
+        ],
+        "groups": [
+            x for a in groups_of(tiling, window) for x in (a.tiles, a.half, a.width, a.count)
+        ],
+        "by_share": divisor(heads // k.shape[1]),
+        "by_heads": divisor(heads),
+        "by_context_blocks": divisor(contexts),
+        "by_video_blocks": divisor(video),
+        "context_blocks": [contexts],
+        "video_blocks": [video],
+        "slab_blocks": [x for n in blocks.slab for x in divisor(n)],
+        "band_blocks": [x for band in blocks.band for n in band for x in divisor(n)],
+        "group_blocks": [x for t in blocks.group for h in t for n in h for x in divisor(n)],
+        "contexts": [len(keys)],
+        "context_key": [*(start for start, _ in keys), *unused],
+        "context_length": [*(length for _, length in keys), *unused],
+        "context_query": [*(start for start, _ in rows), *unused],
+        "context_rows": [*(length for _, length in rows), *unused],
     }
-    values |= zip(("frames", "rows", "cols"), tiling.grid, strict=True)
-    values |= zip(("tiles_t", "tiles_h", "tiles_w"), tiling.tiles, strict=True)
-    values |= zip(("window_t", "window_h", "window_w"), geometry.window.tiles, strict=True)
-    fields = FIELDS[2:]  # out and lse are addresses
-    form = "<" + "".join(kind for _, kind in fields)
-    return struct.pack(form, *(values[name] for name, _ in fields))
+    fields = FIELDS[len(POINTERS) :]
+    form = "<" + "".join(f"{count}{kind}" for _, kind, count in fields)
+    return struct.pack(form, *(x for name, _, _ in fields for x in values[name]))
+
+
+def thread_blocks(spec: KernelSpec, geometry: Geometry, dense: bool) -> tuple[int, int]:
+    """(blocks of all contexts, blocks of the video) of one head. dense: some samples may be."""
+    m = spec.blocks.m
+    tiling = geometry.tiling
+    video = group_blocks(tiling, geometry.window, QUERY_UNIT, m // QUERY_UNIT).video
+    if dense:  # then the video is one run of rows
+        video = max(video, -(-tiling.tokens // m))
+    return sum(-(-rows // m) for _, rows in geometry.context_queries), video
+
+
+def divisor(value: int) -> list[float]:
+    """(value, multiplier, shift) for an exact division of numbers below 2^31: see key_runs.cuh."""
+    if value < 2:
+        return [value, 0, 0]
+    bits = (value - 1).bit_length()
+    return [value, -(-(2 ** (31 + bits)) // value), bits - 1]
 
 
 def encode(m: Map, address: int) -> bytes:

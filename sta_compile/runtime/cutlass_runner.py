@@ -12,7 +12,7 @@ from ..codegen.cutlass_source import ENTRY
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from .build import build
-from .cutlass_bind import Arguments, maps_of, numbers
+from .cutlass_bind import Arguments, maps_of, numbers, thread_blocks
 from .driver import INVALID_CONTEXT, checked, driver, make_context_current
 from .runner import Start
 from .tensors import Tensors
@@ -47,8 +47,7 @@ class CutlassRunner:
         self, spec: KernelSpec, binary: Loaded, tensors: Tensors, geometry: Geometry, scale: float
     ) -> Start:
         batch, heads, _, _ = tensors.q.shape
-        per_tile = -(-geometry.largest_tile // spec.blocks.m)
-        grid = geometry.tiling.count_tiles * per_tile, heads, batch
+        grid = batch * heads * sum(thread_blocks(spec, geometry, tensors.dense is not None)), 1, 1
         arguments = Arguments(maps_of(spec, tensors), numbers(spec, tensors, geometry, scale))
         threads, launch = 32 * spec.blocks.warps, driver().cuLaunchKernel
         function, shared, device = binary.function, binary.shared, binary.device

@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sta_compile.codegen import cutlass_forward, preference
-from sta_compile.codegen.cutlass_blocks import CHOICES, fastest, shared_bytes
+from sta_compile.codegen.cutlass_blocks import BLOCKS, GROUP, shared_bytes
 from sta_compile.codegen.cutlass_forward import CutlassForward
 from sta_compile.codegen.emitter import Problem
 from sta_compile.codegen.select import EMITTERS, candidates, select
@@ -44,12 +42,9 @@ def toolchain(monkeypatch):
         ({"scale": 0.0}, "not positive"),
         ({"boxed": False}, "strides or addresses"),
         ({"direction": "backward"}, "no backward"),
-        ({"contexts": 1}, "segments beside the video"),
-        ({"dense": True}, "dense flags"),
+        ({"contexts": 5}, "more than 4 segments beside the video"),
         ({"masked": True}, "key masks"),
         ({"video_masked": True}, "masks over the video"),
-        ({"shared_heads": 2}, "shared key heads"),
-        ({"key_runs": (((1152, 12), 1),)}, "fewer than 16 keys"),
     ],
 )
 def test_refusals_have_a_reason_and_triton_runs(change, reason):
@@ -69,7 +64,7 @@ def test_what_is_not_installed_is_named(monkeypatch):
 
 
 def test_auto_tries_it_first_and_by_name_alone():
-    first = "cutlass forward sm90 bf16 d128 128x192 warps=12 stages=2 tma contexts=0"
+    first = "cutlass forward sm90 bf16 d128 192x128 warps=16 stages=2 tma"
     assert [spec.text() for spec in select(HOPPER, "cutlass")[0]] == [first]
     specs, _ = select(HOPPER, "auto")
     assert [spec.emitter for spec in specs] == ["cutlass", "triton", "triton"]
@@ -82,34 +77,23 @@ def test_short_runs_are_for_triton_first():
     assert preference.order(EMITTERS, ampere) == EMITTERS
 
 
-@pytest.mark.parametrize(
-    ("runs", "n"),
-    [
-        ((1152,) * 9, 192),  # 6 blocks of 192, no rest
-        ((1920,) * 9, 192),
-        ((1008,) * 3, 144),  # 7 blocks of 144; 5.25 of 192
-        ((528,) * 9, 176),  # 3 blocks of 176; 2.75 of 192
-        ((640,) * 9, 128),
-    ],
-)
-def test_key_block_of_a_run_length(runs, n):
-    assert fastest(CHOICES[128], ((runs, 10),)).n == n
+@pytest.mark.parametrize("head_dim", BLOCKS)
+def test_one_binary_serves_all_segments(head_dim):
+    """Lengths, flags and segments are run-time parameters."""
+    plain = replace(HOPPER, head_dim=head_dim)
+    packed = replace(plain, contexts=3, lengths="i64", dense=True, shared_heads=4)
+    (spec,) = select(plain, "cutlass")[0]
+    assert select(packed, "cutlass")[0] == (spec,)
+    assert candidates(packed, "cutlass") == ((spec,),)
 
 
-@given(st.lists(st.integers(16, 4000), min_size=1, max_size=9), st.sampled_from(sorted(CHOICES)))
-def test_every_choice_is_a_candidate(lengths, head_dim):
-    problem = replace(HOPPER, head_dim=head_dim, key_runs=((tuple(lengths), 1),))
-    (spec,) = select(problem, "cutlass")[0]
-    (all_of_it,) = candidates(problem, "cutlass")
-    assert spec in all_of_it
-
-
-def test_blocks_fit_shared_memory():
-    for head_dim, choices in CHOICES.items():
-        for choice in choices:
-            assert shared_bytes(head_dim, choice.blocks) <= SHARED_MEMORY[90]
-            assert choice.blocks.n % 16 == 0
-            assert choice.blocks.n <= 256
+def test_blocks_fit_the_machine():
+    for head_dim, blocks in BLOCKS.items():
+        assert shared_bytes(head_dim, blocks) <= SHARED_MEMORY[90]
+        assert blocks.n % GROUP == 0
+        assert blocks.n <= 256
+        boxes = blocks.n // GROUP * -(-head_dim // 64)
+        assert boxes <= 32  # a lane of the producer loads one
 
 
 def test_runs_of_tiles_are_those_of_the_definition():

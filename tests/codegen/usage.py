@@ -6,7 +6,7 @@ import json
 from dataclasses import astuple
 from pathlib import Path
 
-from sta_compile.codegen.cutlass_blocks import CHOICES
+from sta_compile.codegen.cutlass_blocks import BLOCKS
 from sta_compile.codegen.toolchain import toolchain
 from sta_compile.ir.kernel_spec import KernelSpec
 from sta_compile.runtime.build import build
@@ -16,10 +16,9 @@ TABLE = Path(__file__).with_name("usage.json")
 
 def specs() -> list[KernelSpec]:
     return [
-        KernelSpec("cutlass", "forward", 90, dtype, head_dim, choice.blocks, "tma", 0, "", False)
+        KernelSpec("cutlass", "forward", 90, dtype, head_dim, blocks, "tma", 0, "", False)
         for dtype in ("bf16", "fp16")
-        for head_dim in CHOICES
-        for choice in CHOICES[head_dim]
+        for head_dim, blocks in BLOCKS.items()
     ]
 
 

@@ -9,8 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sta_compile.codegen.cutlass_source import FIELDS, offsets, params_bytes
+from sta_compile.codegen.cutlass_blocks import shared_bytes
+from sta_compile.codegen.cutlass_source import FIELDS, offsets, parameters_bytes
 from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ops.arguments import geometry_of
 from sta_compile.runtime import cutlass_bind, cutlass_runner
@@ -80,7 +83,7 @@ class Driver(Names):
         (pointer,) = (ctypes.c_void_p * 1).from_address(address)
         assert pointer % 64 == 0
         assert extra == 0
-        self.launches.append((*arguments, ctypes.string_at(pointer, params_bytes())))
+        self.launches.append((*arguments, ctypes.string_at(pointer, parameters_bytes())))
         return (self.answers.pop(0) if self.answers else Error(0),)
 
 
@@ -119,28 +122,35 @@ def started(driver, tensors, geometry):
 
 def fields_of(raw):
     at = offsets()
-    return {name: struct.unpack_from(f"<{kind}", raw, at[name])[0] for name, kind in FIELDS}
+    found = {
+        name: struct.unpack_from(f"<{count}{kind}", raw, at[name]) for name, kind, count in FIELDS
+    }
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
 
 
 def test_parameters_and_launch(driver):
     tensors, geometry = problem()
     started(driver, tensors, geometry)(tensors)
+    shared = shared_bytes(72, SPEC.blocks)
     assert driver.attributes == [
-        ("function", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", 231424)
+        ("function", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
     ]
     (*launch, raw) = driver.launches[0]
-    largest = 3 * 9 * 4  # tokens of the largest tile: one block of 128 rows
-    assert launch == ["function", 3 * 1 * 3, 3, 2, 384, 1, 1, 231424, 77]
+    # Frame tiles of 3, 2 and 2, a window over all cols: three runs of 297, 198 and 198 rows, 5 + 4 + 4 units, each frame
+    # tile with a window of its own, three units a block.
+    assert launch == ["function", (2 + 2 + 2) * 3 * 2, 1, 1, 512, 1, 1, shared, 77]
     found = fields_of(raw)
     assert found["out"] == tensors.out.data_ptr()
     assert found["lse"] == tensors.lse.data_ptr()
+    assert found["lengths"] == found["dense"] == found["length_bytes"] == 0
     assert (found["out_batch"], found["out_head"], found["out_token"]) == tensors.out.stride()[:3]
     assert found["scale"] == pytest.approx(0.5 * 1.4426950408889634)
-    assert (found["heads"], found["share"], found["queries"]) == (3, 1, 693)
-    assert (found["frames"], found["rows"], found["cols"]) == (7, 9, 11)
-    assert (found["tiles_t"], found["tiles_h"], found["tiles_w"]) == (3, 1, 3)
-    assert (found["window_t"], found["window_h"], found["window_w"]) == (1, 1, 3)
-    assert found["tile_blocks"] == -(-largest // 128)
+    assert (found["batch_heads"], found["heads"], found["queries"]) == (6, 3, 693)
+    assert found["axis"] == (7, 3, 2, 1, 9, 1, 9, 0, 11, 3, 3, 2)
+    assert found["groups"] == (3, 0, 1, 3, 1, 0, 1, 1, 3, 1, 3, 1)
+    assert (found["context_blocks"], found["video_blocks"], found["contexts"]) == (0, 6, 0)
+    assert found["slab_blocks"][::3] == (2, 2, 2)
+    assert found["by_heads"] == (3, -(-(2**33) // 3), 1)
     # Maps in their order, each 16 words of its number.
     assert struct.unpack_from("<80Q", raw) == tuple(n for n in (1, 2, 3, 4, 5) for _ in range(16))
 
@@ -160,6 +170,40 @@ def test_tensor_maps(driver, token_major):
         assert box == [64, rows, 1, 1]
         assert steps == [1, 1, 1, 1]
         assert "SWIZZLE_128B" in repr(how[1])
+
+
+def test_what_is_beside_the_video(driver):
+    text = AttentionSpec(("context", "video", "keys"), tiles=(3, 1, 3), window=(1, 1, 3)).text()
+    geometry = geometry_of([300, 693, 40], (7, 9, 11), text)
+    q, out = (torch.zeros(2, 993, 6, 72, dtype=torch.float16).transpose(1, 2) for _ in range(2))
+    k, v = (torch.zeros(2, 1033, 3, 72, dtype=torch.float16).transpose(1, 2) for _ in range(2))
+    lengths, dense = torch.ones(2, 2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
+    tensors = Tensors(q, k, v, out, torch.zeros(2, 6, 993), lengths, dense)
+    start = started(driver, tensors, geometry)
+    start(tensors)
+    (*launch, raw) = driver.launches[0]
+    found = fields_of(raw)
+    assert launch[1] == (2 + 6) * 6 * 2  # 300 rows of text; the video's 6 are more than 693 rows in one need
+    assert (found["context_blocks"], found["video_blocks"], found["contexts"]) == (2, 6, 2)
+    assert (found["lengths"], found["dense"]) == (lengths.data_ptr(), dense.data_ptr())
+    assert found["length_bytes"] == 8
+    assert found["by_share"] == (2, 2**31, 0)
+    assert (found["video_key"], found["video_query"]) == (300, 300)
+    assert found["context_key"] == (0, 993, 0, 0)
+    assert found["context_length"] == (300, 40, 0, 0)
+    assert found["context_query"] == (0, 993, 0, 0)
+    assert found["context_rows"] == (300, 0, 0, 0)
+    other = torch.ones(2, dtype=torch.bool)
+    start(tensors._replace(dense=other))
+    assert fields_of(driver.launches[1][-1])["dense"] == other.data_ptr()
+
+
+@given(st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1))
+def test_divisors(value, dividend):
+    _, multiplier, shift = cutlass_bind.divisor(value)
+    assert multiplier < 2**32
+    quotient = dividend if value == 1 else (dividend * multiplier >> 32) >> shift
+    assert quotient == dividend // value
 
 
 def test_axes_of_one_get_a_stride_that_the_driver_takes(driver):

@@ -1,0 +1,85 @@
+// The few PTX instructions that the kernels use and that have no C++ name: barriers in shared memory,
+// tensor loads, conversions. See the PTX ISA, chapters "mbarrier" and "cp.async.bulk.tensor".
+#pragma once
+
+namespace sta {
+
+// cuTensorMapEncodeTiled fills it on the host; the TMA unit reads it from kernel parameters.
+struct alignas(64) TensorMap {
+  unsigned char opaque[128];
+};
+
+using Barrier = unsigned long long;
+constexpr float kInfinity = 1.f / 0.f;
+
+__device__ __forceinline__ unsigned shared_address(void const* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void init(Barrier& barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&barrier)), "r"(arrivals));
+}
+
+// Makes initialised barriers visible to the TMA unit.
+__device__ __forceinline__ void fence_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(Barrier& barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
+// The phase ends only after `bytes` more have been written by the TMA unit.
+__device__ __forceinline__ void expect(Barrier& barrier, int bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;"
+               ::"r"(shared_address(&barrier)), "r"(bytes) : "memory");
+}
+
+// Returns once the phase of this parity is over.
+__device__ __forceinline__ void wait(Barrier& barrier, int parity) {
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "again:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra.uni over;\nbra.uni again;\nover:\n}"
+      ::"r"(shared_address(&barrier)), "r"(parity) : "memory");
+}
+
+// Loads a box of a [batch, head, token, column] tensor; what lies outside of the tensor reads as zero.
+__device__ __forceinline__ void load_box(void* to, TensorMap const& map, Barrier& barrier, int column,
+                                         int token, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(shared_address(to)), "l"(&map), "r"(shared_address(&barrier)), "r"(column), "r"(token), "r"(head),
+        "r"(batch) : "memory");
+}
+
+// Ordinary writes to shared memory become visible to the tensor cores.
+__device__ __forceinline__ void fence_shared_writes() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Warpgroup `id` agrees on a predicate: true for all if it is true for any of the 128 threads.
+__device__ __forceinline__ bool any_of_warpgroup(bool mine, int id) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred in, out;\nsetp.ne.b32 in, %1, 0;\nbar.red.or.pred out, %2, 128, in;\nselp.b32 %0, 1, 0, out;\n}"
+      : "=r"(any) : "r"(static_cast<int>(mine)), "r"(id + 1) : "memory");
+  return any;
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two values as 16-bit ones, the first in the low half.
+template <bool kBfloat16>
+__device__ __forceinline__ unsigned pack(float low, float high) {
+  unsigned packed;
+  if constexpr (kBfloat16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+}  // namespace sta
