@@ -2,7 +2,7 @@
 
 A block is 64 query rows for each consumer warpgroup, and `n` keys: any multiple of 16. In shared memory a row takes
 whole boxes of 64 elements, so head dims 72 to 128 share rows, and the registers of a consumer hold scores (n / 2) or
-weights (n / 4) and the output (head_dim / 2). Three consumers keep the tensor cores busy where 160 registers a thread are enough.
+weights (n / 4) and the output (head_dim / 2). Three consumers keep the tensor cores busy where 160 registers a thread do.
 
 Measured on an H200 with 24 heads of 30x48x80 tokens in 6x8x8 tiles, 3x3x3 of them kept, in TFLOP/s, rows x keys:
 

@@ -23,8 +23,8 @@ MAP_BYTES = 128
 MAPS = ("q", "k", "v", "k_group", "v_group")
 POINTERS = ("out", "lse", "lengths", "dense")
 CONTEXTS = 4  # segments beside the video at most
-# The kernel's parameters behind its tensor maps: name, format character of `struct` and how many of it. An axis and a group of
-# tiles are four integers, a divisor is three.
+# The kernel's parameters behind its tensor maps: name, format character of `struct` and how many of it. An axis and a
+# group of tiles are four integers, a divisor is three.
 FIELDS = (
     *((name, "Q", 1) for name in POINTERS),
     *((name, "q", 1) for name in ("out_batch", "out_head", "out_token")),

@@ -13,6 +13,7 @@ constexpr int kGroup = 16;  // keys of a box of the packed rest
 constexpr int kContexts = 4;
 constexpr int kColumnBlocks = (kHeadDim + kAtomColumns - 1) / kAtomColumns;
 constexpr int kRowBytes = kColumnBlocks * kSwizzle;
+static_assert(kKeys % kGroup == 0 && kHeadDim % 8 == 0);
 static_assert(kKeys / kGroup * kColumnBlocks <= 32, "a lane loads one box of the rest");
 constexpr int kScores = kKeys / 2, kOutputs = kHeadDim / 2;  // registers of a thread
 

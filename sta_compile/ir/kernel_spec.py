@@ -34,8 +34,8 @@ def pad_head_dim(head_dim: int) -> int:
 class KernelSpec:
     """emitter: "cutlass" or "triton". direction: "forward". dtype: "fp16", "bf16" or "fp32".
 
-    loads: "tma" or "pointer". The rest is for Triton; C++ kernels take it at run time. contexts: segments beside the video. lengths: integer type of key_lengths, "" without.
-    masked: with a key_mask. video_masked: with a video_mask.
+    loads: "tma" or "pointer". What follows is for Triton, C++ kernels take it at run time. contexts: segments beside the
+    video. lengths: integer type of key_lengths, "" without. masked: with a key_mask. video_masked: with a video_mask.
     """
 
     emitter: str

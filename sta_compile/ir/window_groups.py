@@ -89,9 +89,7 @@ def group_blocks(tiling: Tiling, window: Window, unit: int, units: int) -> Group
         runs = box_runs(tiling, (a, b, c), (i, j, k))
         return -(-sum(-(-length // unit) for _, length in runs) // units)
 
-    group = tuple(
-        tuple(tuple(blocks((t, h, w)) for w in PLACES) for h in PLACES) for t in PLACES
-    )
+    group = tuple(tuple(tuple(blocks((t, h, w)) for w in PLACES) for h in PLACES) for t in PLACES)
     band = tuple(tuple(axes[2].total(group[t][h]) for h in PLACES) for t in PLACES)  # type: ignore[arg-type]
     slab = tuple(axes[1].total(band[t]) for t in PLACES)  # type: ignore[arg-type]
     return GroupBlocks(group, band, slab, axes[0].total(slab))  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def test_nvcc_where_it_is_asked_for(empty_cache):
 @needs_nvrtc
 def test_an_error_is_the_compilers_first_one(empty_cache):
     odd = replace(SPEC, blocks=replace(SPEC.blocks, n=200))  # not a multiple of 16 keys
-    with pytest.raises(StaError, match=r"attention_forward.cuh\(\d+\): error: static assertion"):
+    with pytest.raises(StaError, match=r"forward_problem.cuh\(\d+\): error: static assertion"):
         build(odd)
 
 

@@ -12,13 +12,17 @@ import torch
 
 import sta_compile.ops
 from sta_compile import config
-from sta_compile.codegen.cutlass_blocks import CHOICES
+from sta_compile.codegen.cutlass_blocks import BLOCKS
 from sta_compile.codegen.toolchain import missing
 from sta_compile.ir.attention_spec import AttentionSpec
+from sta_compile.ir.runs import key_runs
+from sta_compile.ir.tiling import Tiling
+from sta_compile.ir.window import Window
 from sta_compile.runtime import build as building
 from sta_compile.runtime import launch, say
 from sta_compile.runtime.prepare import prepare
-from tests import oracle
+from tests.gpu.test_attention_gpu import ERROR, check, relative, tensors
+from tests.gpu.test_attention_gpu import SMALL as ALL
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [
@@ -27,27 +31,8 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=missing()),
 ]
 
-ERROR = {torch.bfloat16: 4e-3, torch.float16: 8e-4}
-# grid, tiles, window
-SMALL = {
-    "divides": ((6, 8, 16), (3, 4, 4), (3, 3, 1)),
-    "ragged": ((7, 13, 17), (3, 3, 4), (1, 3, 3)),
-    "full cols": ((5, 9, 11), (5, 3, 3), (3, 1, 3)),
-    "full": ((5, 9, 11), (5, 3, 3), (5, 3, 3)),
-    "one tile": ((3, 5, 7), (1, 1, 1), (1, 1, 1)),
-    "tall tiles": ((9, 16, 40), (3, 1, 5), (1, 1, 3)),
-}
-
-
-def tensors(shape, layout, dtype, generator):
-    b, h, n, d = shape
-    if layout == "bhnd":
-        x = torch.randn(b, h, n, d, device="cuda", generator=generator)
-    elif layout == "bnhd":
-        x = torch.randn(b, n, h, d, device="cuda", generator=generator).transpose(1, 2)
-    else:  # a third of a fused projection
-        x = torch.randn(b, n, h, 3 * d, device="cuda", generator=generator).transpose(1, 2)
-    return x.to(dtype)[..., -d:]
+SMALL = [case for case in ALL if len(ALL[case][4]) <= 5]  # four segments beside the video at most
+RAGGED = ((7, 13, 17), (3, 3, 4), (1, 3, 3))
 
 
 def arguments_of(grid, tiles, window, heads, head_dim, dtype, layout="bnhd", batch=2, seed=1):
@@ -60,58 +45,76 @@ def arguments_of(grid, tiles, window, heads, head_dim, dtype, layout="bnhd", bat
     return [q, k, v, None, None, [tokens], list(grid), spec, head_dim**-0.5]
 
 
-def check(case, heads=2, head_dim=128, dtype=torch.bfloat16, layout="bnhd"):
-    grid, tiles, window = SMALL[case]
-    arguments = arguments_of(grid, tiles, window, heads, head_dim, dtype, layout)
-    q, k, v = arguments[:3]
-    poison = [torch.full_like(q, torch.nan) for _ in range(3)]
-    del poison  # the output's memory is full of NaN
-    out, lse = torch.ops.sta.attention(*arguments)
-    segments = arguments[5]
-    mask = oracle.full_mask(grid, tiles, window, ("video",), segments, 2, None, None, None).cuda()
-    scale = arguments[8]
-    expected, expected_lse = oracle.attention(q.double(), k.double(), v.double(), mask, scale)
-    assert out.stride() == torch.empty_like(q).stride()
-    assert ((out.double() - expected).norm() / expected.norm()).item() < ERROR[dtype]
-    torch.testing.assert_close(lse.double(), expected_lse, atol=2e-3, rtol=2e-4)
-
-
 @pytest.mark.parametrize("layout", ["bhnd", "bnhd", "fused"])
 @pytest.mark.parametrize("case", SMALL)
 def test_cases(case, layout):
-    check(case, layout=layout)
+    check(case, (4, 2), 128, torch.bfloat16, layout, kernel="cutlass")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", CHOICES)
-def test_head_dims_and_dtypes(head_dim, dtype):
-    check("ragged", head_dim=head_dim, dtype=dtype)
+@pytest.mark.parametrize("head_dim", BLOCKS)
+@pytest.mark.parametrize("case", ["ragged", "text on both sides"])
+def test_head_dims_and_dtypes(case, head_dim, dtype):
+    check(case, (2, 2), head_dim, dtype, "bnhd", kernel="cutlass")
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("number", range(4))
-def test_every_block_size(head_dim, number, monkeypatch):
-    if number >= len(CHOICES[head_dim]):
-        pytest.skip("fewer rows")
-    one = {head_dim: (CHOICES[head_dim][number],)}
-    monkeypatch.setattr("sta_compile.codegen.cutlass_forward.CHOICES", one)
-    monkeypatch.setattr(launch, "_ready", {})
-    launch.select.cache_clear()
-    try:
-        check("ragged", head_dim=head_dim)
-        check("tall tiles", head_dim=head_dim)
-    finally:
-        launch.select.cache_clear()
+@pytest.mark.parametrize("heads", [(1, 1), (6, 2), (5, 1)])
+def test_shared_key_heads(heads):
+    check("text after", heads, 64, torch.bfloat16, "bhnd", kernel="cutlass")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_scores_that_rise_far_above_the_first_block(dtype):
+    """The kernel keeps the maximum of the first block of keys until a row sum is too large."""
+    arguments = arguments_of((6, 16, 16), (3, 1, 1), (3, 1, 1), 1, 128, dtype, batch=1)
+    q, k = arguments[:2]
+    ramp = torch.linspace(0, 1, 1536, device="cuda")[:, None]
+    for size in (20.0, 200.0, 2000.0):  # the last one's scores pass the range of exp2 in float32
+        direction = torch.randn(128, device="cuda")
+        direction *= 128**0.5 / direction.norm()
+        k.copy_((direction * ramp * size / 11.3).to(dtype))
+        q.copy_((direction + torch.zeros(1536, 1, device="cuda")).to(dtype))
+        out, lse = torch.ops.sta.attention(*arguments)
+        scores = q.double() @ k.double().mT * 128**-0.5
+        expected = scores.softmax(-1) @ arguments[2].double()
+        assert ((out.double() - expected).norm() / expected.norm()).item() < ERROR[dtype]
+        torch.testing.assert_close(lse.double(), scores.logsumexp(-1), atol=2e-2, rtol=2e-4)
+
+
+def test_values_that_are_not_finite():
+    """As in dense attention: rows that see a NaN or an infinite score are NaN, and no others."""
+    grid, tiles, window = (6, 8, 16), (3, 4, 4), (1, 1, 1)
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        arguments = arguments_of(grid, tiles, window, 1, 128, torch.bfloat16, batch=1)
+        arguments[1][0, 0, 3] = bad
+        out, _ = torch.ops.sta.attention(*arguments)
+        expected = reference_of(arguments)
+        assert torch.equal(out.isnan(), expected.isnan())
+        assert relative(out.nan_to_num(0), expected.nan_to_num(0)) < 4e-3
+
+
+def test_neighbours_of_a_run_have_no_effect():
+    """Every tile but those of one window holds NaN, in keys and values."""
+    grid, tiles, window = (7, 13, 17), (3, 3, 4), (1, 1, 3)
+    arguments = arguments_of(grid, tiles, window, 2, 128, torch.bfloat16, batch=1)
+    expected = reference_of(arguments)
+    tiling, kept = Tiling(grid, tiles), Window(window)
+    tile = (1, 1, 2)
+    seen = torch.zeros(1547, dtype=torch.bool, device="cuda")
+    for start, length in key_runs(tiling, kept, tile):
+        seen[start : start + length] = True
+    rows = slice(tiling.start(*tile), tiling.start(*tile) + tiling.count(*tile))
+    for poison in (torch.nan, 1e4):
+        q, k, v = (x.clone() for x in arguments[:3])
+        k[:, :, ~seen] = v[:, :, ~seen] = poison
+        out, _ = torch.ops.sta.attention(q, k, v, *arguments[3:])
+        assert relative(out[:, :, rows], expected[:, :, rows]) < 4e-3
 
 
 def reference_of(arguments):
     exact = [*arguments]
     exact[7] = re.sub("kernel=.*", "kernel=reference", exact[7])
     return torch.ops.sta.attention(*exact)[0]
-
-
-def relative(a, b):
-    return ((a.float() - b.float()).norm() / b.float().norm()).item()
 
 
 def wan(heads=2, head_dim=128):
@@ -139,7 +142,7 @@ def test_strides_beyond_two_to_the_31():
 
 
 def test_nothing_around_the_output_is_written():
-    grid, tiles, window = SMALL["ragged"]
+    grid, tiles, window = RAGGED
     arguments = arguments_of(grid, tiles, window, 2, 72, torch.bfloat16)
     out, lse = torch.ops.sta.attention(*arguments)
     call = launch.Call(*arguments)

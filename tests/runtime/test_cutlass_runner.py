@@ -183,7 +183,9 @@ def test_what_is_beside_the_video(driver):
     start(tensors)
     (*launch, raw) = driver.launches[0]
     found = fields_of(raw)
-    assert launch[1] == (2 + 6) * 6 * 2  # 300 rows of text; the video's 6 are more than 693 rows in one need
+    assert (
+        launch[1] == (2 + 6) * 6 * 2
+    )  # 300 rows of text; the video's 6 are more than 693 rows in one need
     assert (found["context_blocks"], found["video_blocks"], found["contexts"]) == (2, 6, 2)
     assert (found["lengths"], found["dense"]) == (lengths.data_ptr(), dense.data_ptr())
     assert found["length_bytes"] == 8

@@ -144,9 +144,9 @@ def test_the_last_warning_repeats_no_reason(runner, monkeypatch):
             q = torch.randn(1, 2, 192, 64, device="meta", dtype=torch.bfloat16)
             arguments = q, q, q, None, None, [192, 0], [3, 8, 8], SPEC, 0.1
             assert attend(*arguments, kernel="auto") is None
-    tma, pointer, last = [str(warning.message) for warning in seen]
-    assert "TypeError" in tma
-    assert "TypeError" in pointer
+    *failures, last = [str(warning.message) for warning in seen]
+    assert len(failures) >= 2  # one for each kernel that can be built here
+    assert all("TypeError" in text for text in failures)
     assert last.endswith("which is slow: all kernels for it failed")
 
 
