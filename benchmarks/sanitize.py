@@ -79,6 +79,15 @@ CASES = (
     ),
     Case("C++, part of a box, d72", 72, heads=(3, 3), kernel="cutlass"),
     Case("C++, d256", 256, kernel="cutlass"),
+    Case(
+        "C++, contexts, lengths, dense, shared key heads",
+        128,
+        heads=(4, 2),
+        text=TEXT,
+        valid=VALID,
+        dense=(False, True),
+        kernel="cutlass",
+    ),
 )
 
 
