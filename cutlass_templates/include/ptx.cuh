@@ -67,6 +67,10 @@ __device__ __forceinline__ bool any_of_warpgroup(bool mine, int id) {
   return any;
 }
 
+__device__ __forceinline__ void sync_warpgroup(int id) {
+  asm volatile("bar.sync %0, 128;" ::"r"(id + 1) : "memory");
+}
+
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

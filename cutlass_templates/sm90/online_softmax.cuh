@@ -125,6 +125,8 @@ struct Consumer {
         renew_top();
         sums = exponentiate();
       }
+      // All four warps have read which keys count.
+      if constexpr (kRest) sync_warpgroup(id);
       release(s.k_empty[stage]);
       take_weights(sums);
       wait(s.v_full[stage], parity);
