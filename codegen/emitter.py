@@ -21,7 +21,6 @@ class Problem:
     contexts: segments beside the video. masked: with a key_mask. video_masked: with a video_mask.
     lengths: integer type of key_lengths ("i32", "i64"), "" without.
     key_runs: (lengths of the runs that a tile reads, how many such tiles).
-    shared_heads: query heads of a key head.
     mapped: q, k, v are each one 2-D matrix. boxed: TMA can read them as they are, in 4-D (tensor_map).
     """
 
@@ -34,7 +33,6 @@ class Problem:
     scale: float
     query_rows: tuple[tuple[int, int], ...]
     key_runs: tuple[tuple[tuple[int, ...], int], ...] = ()
-    shared_heads: int = 1
     mapped: bool = True
     boxed: bool = True
     direction: str = "forward"

@@ -32,7 +32,6 @@ def problem_of(
         scale=scale,
         query_rows=query_rows(geometry),
         key_runs=runs_of_tiles(geometry),
-        shared_heads=q.shape[1] // k.shape[1],
         mapped=all(map_of(x) is not None for x in (q, k, v)),
         boxed=all(boxed(x) for x in (q, k, v)),
     )

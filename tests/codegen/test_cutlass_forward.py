@@ -81,7 +81,7 @@ def test_short_runs_are_for_triton_first():
 def test_one_binary_serves_all_segments(head_dim):
     """Lengths, flags and segments are run-time parameters."""
     plain = replace(HOPPER, head_dim=head_dim)
-    packed = replace(plain, contexts=3, lengths="i64", dense=True, shared_heads=4)
+    packed = replace(plain, contexts=3, lengths="i64", dense=True)
     (spec,) = select(plain, "cutlass")[0]
     assert select(packed, "cutlass")[0] == (spec,)
     assert candidates(packed, "cutlass") == ((spec,),)
