@@ -12,12 +12,9 @@
 | `torch.fx.experimental.symbolic_shapes`: `statically_known_true`, `free_unbacked_symbols`, `ShapeEnv` | 2.11, 2.13 |
 | the same: `GuardOnDataDependentSymNode` | 2.11, 2.13 |
 | `torch._C._functorch.is_functorch_wrapped_tensor` | 2.11, 2.13 |
-<<<<<<< HEAD
 | `torch._higher_order_ops.triton_kernel_wrap.kernel_side_table` | 2.13 |
-=======
 | in ops/library.py, since this module is heavy: `torch._library.autograd.make_autograd_impl`, `_C._any_requires_grad`, | |
-| `_C._after_autograd_keyset` and `DispatchKeySet.highestPriorityTypeId` | 2.13 |
->>>>>>> d419a51 (The private APIs behind the operator's autograd kernel are listed)
+| `_C._after_autograd_keyset` and `DispatchKeySet.highestPriorityTypeId` | 2.11, 2.13 |
 """
 
 from __future__ import annotations
