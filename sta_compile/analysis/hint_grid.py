@@ -24,12 +24,10 @@ from .attention_site import AttentionSite
 from .axes import Atom, Axis, Dims, axis_size, concat, fresh, segments_of, size_of
 from .find_timestep import readable_name
 from .graph_view import fake_value, is_parameter
-from .hints import Doubt, Hint, Hints
+from .hints import DECLARE, Doubt, Hint, Hints
 from .infer_grid import GridInference
 from .position_values import Block, Triple, find_block, find_positions, may_hold_positions, rows_of
 from .trace_dims import DimTrace, trace_dims
-
-_DECLARE = "pass options={'grid': (frames, rows, cols)}"
 
 
 def infer_grids(
@@ -133,7 +131,7 @@ class _Reader:
                     source,
                     "nothing in this graph gives its frames, rows and columns, and the inputs, whose values "
                     f"might ({source.name}, for example), have none here",
-                    f"use tensors that are neither fake nor on meta, or {_DECLARE}",
+                    f"use tensors that are neither fake nor on meta, or {DECLARE}",
                 )
             return
         source, block = found[0]
@@ -145,7 +143,7 @@ class _Reader:
                     source,
                     f"the values of inputs {source.name} and {other.name} say different grids, "
                     f"{_text(block.grid)} and {_text(second.grid)}",
-                    f"give them the positions of one grid, or {_DECLARE}",
+                    f"give them the positions of one grid, or {DECLARE}",
                 )
                 return
         self._take(part, source, block, block.offset - start)

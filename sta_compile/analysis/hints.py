@@ -8,8 +8,18 @@ from typing import Any
 
 import torch.fx
 
+from .. import _torch
 from .axes import Atom
 from .position_values import Positions
+
+DECLARE = "pass options={'grid': (frames, rows, cols)}"
+
+
+def how_to_tell() -> str:
+    """How a grid that nothing shows is made known: the model around a block may know it."""
+    if _torch.is_whole_forward():
+        return f"if they are video, {DECLARE}"
+    return f"if they are video, sta_compile.compile(model) tells its blocks the grid; or {DECLARE}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from .axes import (
     segments_of,
 )
 from .graph_view import canonical_name, is_parameter
-from .hints import Hint, Hints
+from .hints import Hint, Hints, how_to_tell
 from .operator_limits import FROM_OTHER_GRAPHS, PICKED_BY_DATA, unsupported
 from .other_processes import SHARDED, OtherProcesses
 from .rope_axes import position_axes
@@ -290,8 +290,7 @@ class GridInference:
             site.name,
             f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its "
             "frames, rows and columns",
-            "if they are video, sta_compile.compile(model) tells its blocks the grid; or pass "
-            "options={'grid': (frames, rows, cols)}",
+            how_to_tell(),
             over_grid=False,
         )
 

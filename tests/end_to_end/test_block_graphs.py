@@ -157,35 +157,3 @@ def test_blocks_outside_of_a_call_are_exact():
     alone = block(*kept[0])
     block._compiled_call_impl = None
     assert relative_error(alone, block(*kept[0])) < 1e-6
-
-
-class TestWhatTheWarningSays:
-    """Where sites could not be replaced, the warning prints a change; applying it replaces them."""
-
-    def said(self, call) -> str:
-        with pytest.warns(UserWarning, match="sta:") as said:
-            call()
-        return next(text for w in said if (text := str(w.message)).startswith("sta:"))
-
-    def test_blocks_compiled_one_by_one(self):
-        case = FAMILIES["cogvideox_2b"].case(1, GRID)
-        for block in case.model.transformer_blocks:
-            block.compile(backend="sta", options={**OPTIONS, "noise": "0..1000"})
-        assert "sta_compile.compile(model)" in self.said(lambda: case.model(**case.inputs))
-        assert not any(report.replaced for report in sta_compile.reports())
-        sta_compile.compile(case.model, noise="0..1000", **OPTIONS)
-        assert "keep 25 %" in self.said(lambda: case.model(**case.inputs))
-        check(case, [900.0], 980.0)
-
-    def test_mochi_as_diffusers_has_it(self):
-        """By default its attention is in no graph at all."""
-        case = FAMILIES["mochi"].case(1, GRID)
-        case.model.compile(backend="sta", options={**OPTIONS, "noise": "reversed"})
-        exact = case.model.forward(**case.inputs)[0]
-        said = self.said(lambda: case.model(**case.inputs))
-        assert "sta_compile.compile(model)" in said
-        assert relative_error(case.model(**case.inputs)[0], exact) < 1e-5
-        sta_compile.compile(case.model, noise="reversed", **OPTIONS)
-        case.model(**case.inputs)
-        assert sta_compile.reports()[-1].replaced
-        check(case, [100.0], 20.0)
