@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.fx
@@ -17,6 +19,7 @@ from .analysis.trace_dims import DimTrace
 from .grid_plan import GridPlan
 from .noise_plan import NoisePlan
 from .rewriting.add_input import add_flags
+from .rewriting.fake_values import add_call
 from .rewriting.flag_nodes import FlagNodes
 from .rewriting.insert_dense import insert_check, insert_dense
 from .rewriting.insert_layout import insert_layout
@@ -52,10 +55,10 @@ def apply_plan(
             )
         flags = unchecked if hint is None else checked[hint]
         masks = MaskNodes(threads)
-        grid = _grid_numbers(view, plan, sizes)
+        grid, shift = _windowed(view, plan, sizes)
         spec = plan.spec([role for role, _ in plan.sites[0].tokens.segments])
-        copies = insert_layout(view, sizes, plan.layout.conversions, plan.shift, grid, spec)
-        spread_values(view, sizes, plan.layout.spreads, plan.shift, grid, spec)
+        copies = insert_layout(view, sizes, plan.layout.conversions, shift, grid, spec)
+        spread_values(view, sizes, plan.layout.spreads, shift, grid, spec)
         for found in plan.sites:
             owner = view.owner[found.site.node]
             local = [g if isinstance(g, int) else threads.reach(g, owner) for g in grid]
@@ -76,11 +79,34 @@ def apply_plan(
             )
 
 
-def _grid_numbers(view: GraphView, plan: GridPlan, sizes: SizeNodes) -> list[Number]:
-    """(T, H, W): ints, or nodes of the root graph where the grid stays symbolic."""
+def _windowed(view: GraphView, plan: GridPlan, sizes: SizeNodes) -> tuple[list[Number], Number]:
+    """(T, H, W) of the frames that have a window, and the tokens of the video before them."""
     if plan.windowed is not None:
-        return list(plan.windowed)
+        _, rows, cols = plan.windowed
+        return list(plan.windowed), plan.ends[0] * rows * cols
     first = _first_use(view, plan)
+    whole = _grid_numbers(view, plan, sizes, first)
+    if not any(plan.ends):
+        return whole, 0
+
+    def call(target: Any, a: Number, b: Number) -> torch.fx.Node:
+        return add_call(first.graph, "call_function", target, (a, b), like=first)
+
+    with first.graph.inserting_before(first):
+        frame = call(operator.mul, whole[1], whole[2])
+        frames = call(operator.sub, whole[0], sum(plan.ends))
+        ends = [call(operator.mul, n, frame) for n in plan.ends]
+        for number, node in zip(plan.ends, ends, strict=True):
+            sizes.state(number * plan.frame, node)
+        between = axis_size(plan.axis) - sum(plan.ends) * plan.frame
+        sizes.state(between, call(operator.mul, frames, frame))
+    return [frames, *whole[1:]], ends[0]
+
+
+def _grid_numbers(
+    view: GraphView, plan: GridPlan, sizes: SizeNodes, first: torch.fx.Node
+) -> list[Number]:
+    """(T, H, W) of a grid that stays symbolic, as nodes of the root graph before its first use."""
     numbers: list[Number] = []
     for factor in plan.factors:
         size = axis_size((factor,))

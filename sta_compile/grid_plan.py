@@ -29,7 +29,7 @@ class GridPlan:
     """The attentions over one token axis.
 
     grid: (T, H, W) in tokens and plan: its tiling and window; both None for a grid that stays symbolic.
-    ends: first and last frames that every query sees; `plan` is of the frames between them.
+    ends: first and last frames that every query sees; `plan`, and tile order, are of the frames between them.
     """
 
     axis: Axis
@@ -47,9 +47,10 @@ class GridPlan:
         return None if self.grid is None else _between(self.grid, self.ends)
 
     @property
-    def shift(self) -> int:
-        """Tokens of the video before the windowed grid."""
-        return 0 if self.grid is None else self.ends[0] * self.grid[1] * self.grid[2]
+    def frame(self) -> Size:
+        """Tokens of a frame."""
+        _, rows, cols = self.sites[0].grid.shape
+        return rows * cols
 
     @property
     def kept(self) -> float | None:
@@ -142,9 +143,6 @@ def plan_grids(
             continue
         first = sites[0].grid
         grid = _known(trace.view.gm, first.shape)
-        if grid is None and settings.always_keep is not None and settings.window != "full":
-            refused += [_symbolic(site.site.name) for site in sites]
-            continue
         if grid is not None and prod(grid) < settings.min_tokens:
             refused += [_short(site.site.name, prod(grid), settings) for site in sites]
             continue
@@ -160,26 +158,25 @@ def _plan(
     settings: Settings,
     layout: LayoutPlan,
 ) -> GridPlan:
-    if grid is None:
-        return GridPlan(axis, factors, tuple(sites), None, None, settings, layout)
-    plan = plan_attention(grid, settings.window, settings.tile)
+    plan = None if grid is None else plan_attention(grid, settings.window, settings.tile)
+    full = plan.is_full if plan is not None else settings.window == "full"
     frames = settings.always_keep
-    if frames is None or plan.is_full:  # a full window keeps all frames
+    if frames is None or full:  # a full window keeps all frames
         return GridPlan(axis, factors, tuple(sites), grid, plan, settings, layout)
     ends = sum(frame >= 0 for frame in frames), sum(frame < 0 for frame in frames)
+    _, rows, cols = sites[0].grid.shape if grid is None else grid
+    first, last = (n * rows * cols for n in ends)
+    kept = tuple(replace(site, tokens=site.tokens.with_ends(first, last)) for site in sites)
+    if grid is None:
+        return GridPlan(axis, factors, kept, None, None, settings, layout, ends)
     between = _between(grid, ends)
     if between[0] < 1:
         raise InvalidOptionError(
             f"always_keep={{'frames': {list(frames)}}} leaves none of the {grid[0]} frames of a {grid} token grid; "
             'keep fewer, or pass window="full" for exact attention'
         )
-    frame = grid[1] * grid[2]
-    kept = [
-        replace(site, tokens=site.tokens.with_ends(ends[0] * frame, ends[1] * frame))
-        for site in sites
-    ]
     plan = plan_attention(between, settings.window, settings.tile)
-    return GridPlan(axis, factors, tuple(kept), grid, plan, settings, layout, ends)
+    return GridPlan(axis, factors, kept, grid, plan, settings, layout, ends)
 
 
 def _known(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Triple | None:
@@ -190,15 +187,6 @@ def _known(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Triple |
         return None
     t, h, w = (_torch.specialise(size, env) for size in shape)
     return (t, h, w)
-
-
-def _symbolic(name: str) -> Refusal:
-    return Refusal(
-        name,
-        "always_keep needs the number of tokens of a frame, and this grid is known only at run time",
-        "don't mark the video's axes dynamic, so that each grid has a graph of its own",
-        by_request=True,
-    )
 
 
 def _short(name: str, tokens: int, settings: Settings) -> Refusal:

@@ -50,6 +50,11 @@ def _geometry(segments: tuple[int, ...], grid: Triple, spec: str) -> Geometry:
 
 def _triple(grid: Sequence[int]) -> Triple:
     frames, rows, cols = map(int, grid)
+    if frames < 1:
+        raise StaError(
+            f"no frames are left beside those of always_keep: {frames} of {rows}x{cols} tokens; keep fewer, or pass a "
+            "longer video"
+        )
     return (frames, rows, cols)
 
 

@@ -10,7 +10,7 @@ import torch.fx
 from ..analysis.graph_view import GraphView
 from ..analysis.propagate_layout import Conversion
 from .fake_values import add_call
-from .replace_attention import SizeNodes
+from .replace_attention import Number, SizeNodes
 from .tile_order import emit_tile
 
 
@@ -18,8 +18,8 @@ def insert_layout(
     view: GraphView,
     sizes: SizeNodes,
     conversions: Sequence[Conversion],
-    shift: int,
-    grid: Sequence[int | torch.fx.Node],
+    shift: Number,
+    grid: Sequence[Number],
     spec: str,
 ) -> dict[tuple[torch.fx.Node, torch.fx.Node], torch.fx.Node]:
     """Converts each value before the first of its readers, and makes them read the copy.
@@ -47,15 +47,7 @@ def insert_layout(
                 copy = add_call(value.graph, "call_method", "unflatten", args, like=first)
                 dim += 1
             for start in starts:
-                offset = start
-                if shift:
-                    offset = (
-                        start + shift
-                        if isinstance(start, int)
-                        else add_call(
-                            value.graph, "call_function", operator.add, (start, shift), like=first
-                        )
-                    )
+                offset = _added(start, shift, sizes, first)
                 copy = emit_tile(
                     value.graph,
                     copy,
@@ -72,3 +64,17 @@ def insert_layout(
             reader.replace_input_with(value, copy)
             copies[reader, value] = copy
     return copies
+
+
+def _added(start: Number, shift: Number, sizes: SizeNodes, before: torch.fx.Node) -> Number:
+    """The sum of two numbers, the second of the root graph, at the graph's insertion point."""
+    if isinstance(start, int) and isinstance(shift, int):
+        return start + shift
+    if isinstance(shift, int) and shift == 0:
+        return start
+    if not isinstance(shift, int):
+        shift = sizes.threads.reach(shift, sizes.view.owner[before])
+    if isinstance(start, int) and start == 0:
+        return shift
+    args = (start, shift)
+    return add_call(before.graph, "call_function", operator.add, args, like=before)

@@ -31,6 +31,11 @@ class SizeNodes:
         self.trace, self.view, self.threads = trace, trace.view, threads
         self._env = _torch.shape_env_of(self.view.gm)
         self._known: dict[tuple[Size, torch.fx.GraphModule], torch.fx.Node] = {}
+        self._stated: list[tuple[Size, torch.fx.Node]] = []
+
+    def state(self, size: Size, node: torch.fx.Node) -> None:
+        """Says which node of the root graph holds a size that no value has; before whatever asks for it."""
+        self._stated.append((_torch.simplified(size, self._env), node))
 
     def of_axis(self, axis: Axis, before: torch.fx.Node) -> torch.fx.Node | None:
         """The length of an axis, read in the root graph before a node; None if no value there has it alone."""
@@ -52,6 +57,9 @@ class SizeNodes:
             return size
         if (size, owner) in self._known:
             return self._known[size, owner]
+        for stated, node in self._stated:
+            if same_size(stated, size):
+                return self.threads.reach(node, owner)
         for node in owner.graph.nodes:
             if node is before:
                 break

@@ -32,7 +32,7 @@ def spread_values(
     view: GraphView,
     sizes: SizeNodes,
     found: Sequence[Spread],
-    shift: int,
+    shift: Number,
     grid: Sequence[Number],
     spec: str,
 ) -> None:
@@ -71,7 +71,7 @@ class _RowNumbers:
         self,
         view: GraphView,
         sizes: SizeNodes,
-        shift: int,
+        shift: Number,
         grid: Sequence[Number],
         spec: str,
     ) -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
+from sta_compile.errors import StaError
+from sta_compile.planning.choose_tiles import plan_attention
 from tests.end_to_end.compiled import compile_variants, relative_error
 from tests.end_to_end.models import FAMILIES
 from tests.end_to_end.oracle import Oracle, window_mask
@@ -73,6 +75,39 @@ def test_models_of_an_image(name):
     with Oracle(case.model, case.sites, mask, text_first=case.text_first):
         expected = case.model(**case.inputs)[0]
     assert relative_error(sta.run(**case.inputs)[0], expected) < 1e-4
+
+
+@pytest.mark.parametrize(("frames", "first", "last"), [([0], 1, 0), ([0, -2, -1], 1, 2)])
+@pytest.mark.parametrize("text", [False, True])
+@torch.no_grad()
+def test_grids_known_at_run_time_only(frames, first, last, text):
+    model, options = TinyVideo(layers=2), {**SPARSE, "always_keep": {"frames": frames}}
+
+    def inputs(grid):
+        given = {"latent": torch.randn(2, CHANNELS, *grid)}
+        return given | (
+            {"text": torch.randn(2, TEXT, 16), "valid": valid(5, 7, of=TEXT)} if text else {}
+        )
+
+    given = inputs(GRID)
+    for dim in (2, 3, 4):
+        torch._dynamo.mark_dynamic(given["latent"], dim)
+    sta = compile_variants(model, given, {"sta": options}, dynamic=True)["sta"]
+    assert [site.grid for site in sta.report.replaced] == [None, None]
+    for grid in (GRID, (6, 9, 4)):
+        given, frame = inputs(grid), grid[1] * grid[2]
+        windowed = (grid[0] - first - last, *grid[1:])
+        plan = plan_attention(windowed, options["window"], options["tile"])
+        mask = torch.ones(prod(grid), prod(grid), dtype=torch.bool)
+        between = slice(first * frame, prod(grid) - last * frame)
+        mask[between, between] = window_mask(windowed, plan.tiling.tiles, plan.window.tiles)
+        with Oracle(model, model.sites, mask):
+            expected = model(**given)
+        assert relative_error(sta.run(**given), expected) < 1e-5
+        assert relative_error(model(**given), expected) > 1e-3
+    # A video of one frame is compiled anew, another of too few frames is not.
+    with pytest.raises((StaError, BackendCompilerFailed), match="keep fewer"):
+        sta.run(**inputs((first + last, *GRID[1:])))
 
 
 def test_there_must_be_frames_left():
