@@ -36,7 +36,9 @@ def sta(
     """
     from . import _torch, model_call, warn_once
     from ._guards import install_config_guard, install_convention_guard, install_grids_guard
+    from .analysis.operator_limits import ONE_BODY
     from .pipeline import NOTHING_FOUND
+    from .regions import RegionsHideTokens
     from .report import record
     from .rewriting.add_input import example_of, take_over
     from .settings import OPTIONS, Settings
@@ -51,6 +53,10 @@ def sta(
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if call is not None and report.lacks_grid and call.ask_prefix():
         gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
+    if call is not None and call.in_regions:
+        hidden = [site for site in report.refused if site.reason == ONE_BODY.reason]
+        if hidden:
+            raise RegionsHideTokens(f"{hidden[0].name}: {hidden[0].reason}")
     if report.replaced:
         with report.stage("build kernels"):
             report.name_kernels(warm_kernels(gm))

@@ -23,7 +23,7 @@ from .denoisers import denoisers_of, modules_of, unets_of
 from .errors import StaError
 from .layerwise_casting import cast_inside
 from .leaf_offload import move_by_block
-from .model_call import calling
+from .model_call import ModelCall, calling
 from .prefix import Prefix
 from .python_state import PythonState
 from .regions import Regions
@@ -143,7 +143,7 @@ class CompiledModel:
         scheduler = self.scheduler.now()
         with _capture_sizes(), calling(self.model, scheduler, self.prefix, args, kwargs) as call:
             call.settle_noise(str(self.options.get("timestep", "auto")))
-            out = self._run(args, kwargs)
+            out = self._run(call, args, kwargs)
             if not self.fullgraph and self.state.count(call.compiles > 0, args, kwargs):
                 log.info(
                     "%s is compiled in each call; now its blocks are, alone",
@@ -151,7 +151,7 @@ class CompiledModel:
                 )
             return out
 
-    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, call: ModelCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         hooks = self.state.hooks()
         if hooks or self.state.blocks_alone:
             run = self._eager if self.state.blocks_alone else self._compiled
@@ -160,15 +160,18 @@ class CompiledModel:
         if not self.regions.enabled:
             return self._compiled(*args, **kwargs)
         try:
+            call.in_regions = True
             with self.regions.active():
                 return self._compiled(*args, **kwargs)
         except (torch._dynamo.exc.TorchDynamoException, _torch.UnknownSize) as error:
-            if isinstance(getattr(error, "inner_exception", None), StaError):
+            cause = getattr(error, "inner_exception", None) or error
+            if isinstance(cause, StaError):
                 raise
-            reason = str(error).strip().partition("\n")[0]
+            reason = str(cause).strip().partition("\n")[0]
             log.info("blocks can't be nested regions (%s); compiling without them", reason)
             log.debug("the whole error", exc_info=True)
         self.regions.off()
+        call.in_regions = False
         return self._compiled(*args, **kwargs)
 
 

@@ -70,6 +70,7 @@ class ModelCall:
         self._grids: dict[int, Segments | None] = {}
         self._dense: dict[Any, torch.Tensor] = {}
         self.compiles = 0  # graphs that were compiled in this call
+        self.in_regions = False  # are blocks nested regions, which may be given up?
 
     def grids(self) -> Grids:
         return tuple(sorted(self._grids.items()))

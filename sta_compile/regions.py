@@ -49,6 +49,10 @@ def repeated_blocks(model: nn.Module, least: int = 2) -> list[nn.Module]:
     return found
 
 
+class RegionsHideTokens(Exception):
+    """One body serves the video and as many other tokens, so that its attention can't be replaced."""
+
+
 class Regions:
     """The regions of one model. `off()` gives them up, where Dynamo can't trace them."""
 

@@ -32,7 +32,7 @@ from .axes import (
 )
 from .graph_view import canonical_name, is_parameter
 from .hints import Hint, Hints, how_to_tell
-from .operator_limits import FROM_OTHER_GRAPHS, PICKED_BY_DATA, unsupported
+from .operator_limits import FROM_OTHER_GRAPHS, ONE_BODY, PICKED_BY_DATA, unsupported
 from .other_processes import SHARDED, OtherProcesses
 from .rope_axes import position_axes
 from .segments import SequenceReader, Tokens, match_segments, start_of, with_wholes
@@ -175,11 +175,7 @@ class GridInference:
         if main is None:
             return self._no_grid(site, q_axis)
         if any(self.streams.joined(site, parts[g]) for g in grids):
-            return Refusal(
-                site.name,
-                "its block is called with the video and with other tokens",
-                "give each stream of tokens a block of its own, or compile without nested regions",
-            )
+            return Refusal(site.name, ONE_BODY.reason, ONE_BODY.hint)
         return self._video(site, parts, main, keys) if of_latent else None
 
     def _main(self, axis: Axis, parts: tuple[Axis, ...], grids: list[int]) -> int:

@@ -12,6 +12,11 @@ FROM_OTHER_GRAPHS = Problem(
     "if they are video, avoid the graph breaks right before it; hooks on single layers are such breaks: "
     "sta_compile.compile(model), called after they are set, moves offloaded layers by block",
 )
+ONE_BODY = Problem(
+    "its block is called with the video and with other tokens",
+    "give each stream of tokens a block of its own, or compile without nested regions: "
+    "sta_compile.compile(model, regions=False)",
+)
 PICKED_BY_DATA = Problem("the tokens of its packed sequences are picked by data", SET_NATIVE)
 
 

@@ -96,6 +96,34 @@ def test_regions_that_dynamo_cannot_trace_are_given_up(stages_only, monkeypatch)
         assert relative_error(found, model(latent)) < 1e-5
 
 
+class TextThroughABlock(TinyVideo):
+    """As many tokens of text as of video, and a block of the video's class for them."""
+
+    def forward(self, latent, text):
+        text = self.blocks[0](text * 1)
+        x = self.patchify(latent).flatten(2).transpose(1, 2).contiguous()
+        for block in self.blocks[1:]:
+            x = block(x)
+        x = self.out(x + text.mean(1, keepdim=True)).unflatten(1, GRID)
+        return x.permute(0, 4, 1, 2, 3)
+
+
+def test_regions_that_hide_which_tokens_are_video_are_given_up(stages_only, caplog):
+    caplog.set_level("INFO", "sta_compile")
+    model = TextThroughABlock(layers=3)
+    inputs = {"latent": torch.randn(1, CHANNELS, *GRID), "text": torch.randn(1, 144, 16)}
+    sta_compile.compile(model, **OPTIONS, dense_above=None)
+    found = model(**inputs)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert torch.equal(model(**inputs), found)
+    (report,) = sta_compile.reports()
+    assert "its block is called with the video and with other tokens" in caplog.text
+    assert [site.name for site in report.replaced] == model.sites[1:]
+    sta_compile.restore(model)
+    with Oracle(model, model.sites[1:], window_mask(GRID, TILES, WINDOW)):
+        assert relative_error(found, model(**inputs)) < 1e-5
+
+
 class TestCopies:
     """A compiled model is copied, pickled and compiled anew like any other."""
 
