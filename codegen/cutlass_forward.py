@@ -35,22 +35,14 @@ class CutlassForward:
             return f"scale {p.scale} is not positive"
         if not p.boxed:
             return "TMA can't read q, k or v as they are: strides or addresses are not of 16 bytes"
-        return refuse_features(p) or missing()
+        if p.contexts > CONTEXTS:
+            return f"more than {CONTEXTS} segments beside the video"
+        return missing()
 
     def specify(self, problem: Problem) -> KernelSpec:
-        """One binary for all segments: what is beside the video is a matter of its run-time parameters."""
+        """One binary for all segments, flags and masks, which are run-time parameters."""
         spec = problem.spec(self, BLOCKS[problem.head_dim])
-        return replace(spec, contexts=0, lengths="", dense=False)
+        return replace(spec, contexts=0, lengths="", dense=False, masked=False, video_masked=False)
 
     def candidates(self, problem: Problem) -> tuple[KernelSpec, ...]:
         return (self.specify(problem),)
-
-
-def refuse_features(p: Problem) -> str:
-    """What the template does not do, in one place: take a line out when it does."""
-    lacks = {
-        f"more than {CONTEXTS} segments beside the video": p.contexts > CONTEXTS,
-        "key masks": p.masked,
-        "masks over the video": p.video_masked,
-    }
-    return next((f"the CUDA C++ kernel has no {what}" for what, has in lacks.items() if has), "")

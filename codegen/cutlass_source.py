@@ -21,7 +21,7 @@ ENTRY = "sta_attention_forward"
 OPERANDS = {"bf16": "BF16", "fp16": "F16"}  # in the names of CUTLASS
 MAP_BYTES = 128
 MAPS = ("q", "k", "v", "k_group", "v_group")
-POINTERS = ("out", "lse", "lengths", "dense")
+POINTERS = ("out", "lse", "lengths", "dense", "key_mask", "video_mask", "shown")
 CONTEXTS = 4  # segments beside the video at most
 # The kernel's parameters behind its tensor maps: name, format character of `struct` and how many of it. An axis and a
 # group of tiles are four integers, a divisor is three.
@@ -35,8 +35,8 @@ FIELDS = (
     *((name, "I", 3) for name in ("by_share", "by_heads", "by_context_blocks", "by_video_blocks")),
     *((name, "i", 1) for name in ("context_blocks", "video_blocks")),
     *(("slab_blocks", "I", 9), ("band_blocks", "I", 27), ("group_blocks", "I", 81)),
-    ("contexts", "i", 1),
-    *((f"context_{name}", "i", CONTEXTS) for name in ("key", "length", "query", "rows")),
+    *((name, "i", 1) for name in ("contexts", "context_keys")),
+    *((f"context_{name}", "i", CONTEXTS) for name in ("column", "key", "length", "query", "rows")),
 )
 SIZES = {"Q": 8, "q": 8, "f": 4, "i": 4, "I": 4}
 _INCLUDE = re.compile(

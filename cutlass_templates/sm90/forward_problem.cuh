@@ -24,6 +24,9 @@ struct Parameters {
   float* lse;                    // [batch, heads, queries]
   void const* lengths;           // [batch, contexts] of length_bytes each, or null
   unsigned char const* dense;    // [batch], or null
+  unsigned char const* key_mask;    // [batch, context_keys], 0 hides a key of a context; or null
+  unsigned char const* video_mask;  // [batch, tokens of the video], or null
+  unsigned char const* shown;       // [batch], samples whose video_mask hides nothing; or null
   long long out_batch, out_head, out_token;  // strides in elements
   float scale;                   // softmax scale * log2(e)
   int length_bytes, batch_heads, heads, queries;
@@ -35,7 +38,8 @@ struct Parameters {
   // counted apart for the first, a middle and the last one of each axis: blocks of one [t], [t][h] and [t][h][w].
   int context_blocks, video_blocks;
   Divisor slab_blocks[3], band_blocks[3][3], group_blocks[3][3][3];
-  int contexts;
+  int contexts, context_keys;
+  int context_column[kContexts];  // in key_mask
   int context_key[kContexts], context_length[kContexts], context_query[kContexts], context_rows[kContexts];
 };
 
@@ -43,6 +47,7 @@ struct Parameters {
 struct Work {
   int batch, head, block, context;  // context: -1 for the video
   bool whole;                       // sees the whole video
+  bool masked;                      // but for what video_mask hides
   int group[3];
 };
 
@@ -77,7 +82,8 @@ __device__ __forceinline__ Work work_of(Parameters const& p, int block) {
     }
   }
   work.block = block;
-  work.whole = context || (p.dense != nullptr && p.dense[work.batch]);
+  work.masked = p.video_mask != nullptr && !p.shown[work.batch];
+  work.whole = context || work.masked || (p.dense != nullptr && p.dense[work.batch]);
   if (work.whole) return work;
   int t, h, w;
   work.group[0] = take_group(work.block, p.slab_blocks, p.groups[0].count, t);

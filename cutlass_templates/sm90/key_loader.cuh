@@ -12,7 +12,7 @@ struct Shared {
   Barrier q_full, k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages], v_loaded;
   int first[kWarpgroups];  // query row
   int blocks, rest_blocks;
-  uchar2 seen[kStages][kKeys / kGroup];  // keys of a group that count: from .x to before .y
+  unsigned short seen[kStages][kKeys / kGroup];  // bit i: key i of the group counts
 };
 
 // Runs of keys: of the video's window, then one for each context.
@@ -21,9 +21,10 @@ struct Keys {
   int batch;
   Runs video;
   int of_video, count;
+  bool masked;  // the video
 
   __device__ __forceinline__ Keys(Parameters const& p, Work const& work)
-      : p(p), batch(work.batch), video(box_of<false>(p, work)) {
+      : p(p), batch(work.batch), video(box_of<false>(p, work)), masked(work.masked) {
     of_video = video.count_t * video.count_h;
     count = of_video + p.contexts;
   }
@@ -45,6 +46,23 @@ struct Keys {
     }
     return {p.context_key[index], valid};
   }
+
+  // Keys of a run that are walked in whole blocks: none where each key may be hidden.
+  __device__ __forceinline__ int in_blocks(int index, Run const& run) const {
+    bool const picky = index < of_video ? masked : p.key_mask != nullptr;
+    return picky ? 0 : run.length / kKeys * kKeys;
+  }
+
+  // Flags of a run by token, or null.
+  __device__ __forceinline__ unsigned char const* flags(int index) const {
+    if (index < of_video) {
+      long long const tokens = p.axis[0].length * p.axis[1].length * p.axis[2].length;
+      return masked ? p.video_mask + batch * tokens - p.video_key : nullptr;
+    }
+    index -= of_video;
+    if (p.key_mask == nullptr) return nullptr;
+    return p.key_mask + static_cast<long long>(batch) * p.context_keys + p.context_column[index] - p.context_key[index];
+  }
 };
 
 // One warp. A weight of zero is not enough for values: 0 * NaN is NaN, and keys of other runs must have no effect.
@@ -53,8 +71,7 @@ __device__ __forceinline__ void clear_unseen(Shared& s, int stage) {
 #pragma unroll 1
   for (int i = threadIdx.x % 32; i < kKeys * kPieces; i += 32) {
     int const key = i / kPieces, piece = i % kPieces;
-    uchar2 const seen = s.seen[stage][key / kGroup];
-    if (key % kGroup < seen.x || key % kGroup >= seen.y)
+    if (!(s.seen[stage][key / kGroup] >> key % kGroup & 1))
       *reinterpret_cast<uint4*>(s.v[stage] + piece / 8 * kKeys * kSwizzle + key * kSwizzle + piece % 8 * 16) = {};
   }
   fence_shared_writes();
@@ -67,15 +84,17 @@ __device__ __forceinline__ void produce(Parameters const& p, Shared& s, Work con
   int const kv_head = p.by_share.divide(work.head);
   Run mine = keys.at(lane);
   int blocks = 0, groups = 0;
-  bool foreign = false;  // do boxes of the rest hold keys that their run does not have?
-  auto const count = [&](Run const& run) {
-    blocks += run.length / kKeys;
-    groups += (run.length % kKeys + kGroup - 1) / kGroup;
+  // Do boxes of the rest hold keys that their run does not have, or that are hidden?
+  bool foreign = work.masked || p.key_mask != nullptr;
+  auto const count = [&](int index, Run const& run) {
+    int const in_blocks = keys.in_blocks(index, run);
+    blocks += in_blocks / kKeys;
+    groups += (run.length - in_blocks + kGroup - 1) / kGroup;
     foreign |= run.length > 0 && run.length < kGroup;
   };
-  if (lane < keys.count) count(mine);
+  if (lane < keys.count) count(lane, mine);
 #pragma unroll 1
-  for (int index = lane + 32; index < keys.count; index += 32) count(keys.at(index));
+  for (int index = lane + 32; index < keys.count; index += 32) count(index, keys.at(index));
   foreign = __any_sync(~0u, foreign);
 #pragma unroll
   for (int d = 16; d > 0; d /= 2) {
@@ -101,7 +120,7 @@ __device__ __forceinline__ void produce(Parameters const& p, Shared& s, Work con
   int j = 0;
   for (int index = 0; index < keys.count; index++) {
     Run const run = run_at(index);
-    for (int i = 0; i < run.length / kKeys; i++, j++) {
+    for (int i = 0; i < keys.in_blocks(index, run) / kKeys; i++, j++) {
       int const stage = j % kStages, parity = j / kStages % 2 ^ 1, token = run.start + i * kKeys;
       if (leader) {
         wait(s.k_empty[stage], parity);
@@ -121,28 +140,40 @@ __device__ __forceinline__ void produce(Parameters const& p, Shared& s, Work con
   // The rest: groups of 16 keys. A group ends where the next one starts or its run ends, and never starts before
   // its run does. Lane i loads column block i % kColumnBlocks of group i / kColumnBlocks.
   if (keys.count > 32) mine = keys.at(lane);
-  int index = 0, left = 0, at = 0;
+  int index = 0, left = 0, rest = 0, at = 0;
   Run run = {0, 0};
   for (int first = j; j < blocks + rest_blocks; j++) {
     int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
     int token = 0;
-    uchar2 seen = {0, 0};
+    unsigned seen = 0;
+    unsigned char const* flags = nullptr;
 #pragma unroll 1
     for (int g = 0; g < kGroups; g++) {
       while (left == 0 && index < keys.count) {
-        run = run_at(index++);
-        left = (run.length % kKeys + kGroup - 1) / kGroup;
+        run = run_at(index);
+        rest = run.length - keys.in_blocks(index, run);
+        left = (rest + kGroup - 1) / kGroup;
+        index++;
       }
       int from = 0, to = 0;  // a block that is not full repeats its last group
       if (left > 0) {
         int const end = run.start + run.length;
         left--;
         at = max(run.start, end - (left + 1) * kGroup);
-        from = max(end - run.length % kKeys - at, 0);
+        from = max(end - rest - at, 0);
         to = min(end - left * kGroup - at, kGroup);
       }
       if (g == lane / kColumnBlocks) token = at;
-      if (g == lane) seen = make_uchar2(from, to);
+      if (g == lane) {
+        seen = (1u << to) - (1u << from);
+        flags = keys.flags(index - 1);
+        if (flags != nullptr) flags += at;
+      }
+    }
+    if (flags != nullptr) {
+#pragma unroll 1
+      for (int i = 0; i < kGroup; i++)
+        if ((seen >> i & 1) && !flags[i]) seen &= ~(1u << i);
     }
     int const c = lane % kColumnBlocks, g = lane / kColumnBlocks;
     int const to = c * kKeys * kSwizzle + g * kGroup * kSwizzle;
@@ -151,7 +182,7 @@ __device__ __forceinline__ void produce(Parameters const& p, Shared& s, Work con
     if (leader) expect(s.k_full[stage], kKeys * kRowBytes);
     __syncwarp();
     if (g < kGroups) load_box(s.k[stage] + to, p.k_group, s.k_full[stage], c * kAtomColumns, token, kv_head, work.batch);
-    if (lane < kGroups) s.seen[stage][lane] = seen;
+    if (lane < kGroups) s.seen[stage][lane] = static_cast<unsigned short>(seen);
     __syncwarp();
     if (leader) arrive(s.k_full[stage]);
     wait(s.v_empty[stage], parity);

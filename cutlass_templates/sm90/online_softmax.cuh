@@ -96,13 +96,13 @@ struct Consumer {
   __device__ __forceinline__ void hide_unseen(int stage) {
 #pragma unroll
     for (int g = 0; g < kKeys / kGroup; g++) {
-      uchar2 const seen = s.seen[stage][g];
-      if (seen.x == 0 && seen.y == kGroup) continue;
-      int const from = seen.x - lane % 4 * 2, to = seen.y - lane % 4 * 2;
+      unsigned const seen = s.seen[stage][g];
+      if (seen == (1u << kGroup) - 1) continue;
+      unsigned const mine = seen >> lane % 4 * 2;
 #pragma unroll
       for (int i = 0; i < 8; i++) {
         int const key = i / 4 * 8 + i % 2;
-        if (key < from || key >= to) scores[8 * g + i] = -kInfinity;
+        if (!(mine >> key & 1)) scores[8 * g + i] = -kInfinity;
       }
     }
   }

@@ -10,6 +10,7 @@ import ctypes
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from math import log2
 from typing import Any
 
@@ -25,7 +26,7 @@ from .tensors import Tensors
 
 LOG2_E = log2(2.718281828459045)
 ALIGNMENT = 64  # of a tensor map
-ADDRESSES = 7  # the first of Tensors: q, k and v, which have maps, and what POINTERS names
+ADDRESSES = 10  # of Tensors: q, k and v, which have maps, and what POINTERS names
 MOST_KEPT = 512  # of maps, and of parameters: under 1 KB each
 
 
@@ -121,7 +122,7 @@ def numbers(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float
     batch, heads, *_ = q.shape
     tiling, window = geometry.tiling, geometry.window
     blocks = group_blocks(tiling, window, QUERY_UNIT, spec.blocks.m // QUERY_UNIT)
-    contexts, video = thread_blocks(spec, geometry, tensors.dense is not None)
+    contexts, video = thread_blocks(spec, geometry, may_be_dense(tensors))
     keys, rows = list(geometry.contexts), list(geometry.context_queries)
     unused = [0] * (CONTEXTS - len(keys))
     values: dict[str, list[float]] = {
@@ -153,6 +154,8 @@ def numbers(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float
         "band_blocks": [x for band in blocks.band for n in band for x in divisor(n)],
         "group_blocks": [x for t in blocks.group for h in t for n in h for x in divisor(n)],
         "contexts": [len(keys)],
+        "context_keys": [geometry.context_keys],
+        "context_column": [*list(accumulate((n for _, n in keys), initial=0))[:-1], *unused],
         "context_key": [*(start for start, _ in keys), *unused],
         "context_length": [*(length for _, length in keys), *unused],
         "context_query": [*(start for start, _ in rows), *unused],
@@ -161,6 +164,11 @@ def numbers(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float
     fields = FIELDS[len(POINTERS) :]
     form = "<" + "".join(f"{count}{kind}" for _, kind, count in fields)
     return struct.pack(form, *(x for name, _, _ in fields for x in values[name]))
+
+
+def may_be_dense(tensors: Tensors) -> bool:
+    """A sample whose video_mask hides keys is dense."""
+    return tensors.dense is not None or tensors.video_mask is not None
 
 
 def thread_blocks(spec: KernelSpec, geometry: Geometry, dense: bool) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from ..codegen.cutlass_source import ENTRY
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from .build import build
-from .cutlass_bind import Arguments, maps_of, numbers, thread_blocks
+from .cutlass_bind import Arguments, maps_of, may_be_dense, numbers, thread_blocks
 from .driver import INVALID_CONTEXT, checked, driver, make_context_current
 from .runner import Start
 from .tensors import Tensors
@@ -47,7 +47,7 @@ class CutlassRunner:
         self, spec: KernelSpec, binary: Loaded, tensors: Tensors, geometry: Geometry, scale: float
     ) -> Start:
         batch, heads, _, _ = tensors.q.shape
-        grid = batch * heads * sum(thread_blocks(spec, geometry, tensors.dense is not None)), 1, 1
+        grid = batch * heads * sum(thread_blocks(spec, geometry, may_be_dense(tensors))), 1, 1
         arguments = Arguments(maps_of(spec, tensors), numbers(spec, tensors, geometry, scale))
         threads, launch = 32 * spec.blocks.warps, driver().cuLaunchKernel
         function, shared, device = binary.function, binary.shared, binary.device

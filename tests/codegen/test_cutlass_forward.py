@@ -43,8 +43,6 @@ def toolchain(monkeypatch):
         ({"boxed": False}, "strides or addresses"),
         ({"direction": "backward"}, "no backward"),
         ({"contexts": 5}, "more than 4 segments beside the video"),
-        ({"masked": True}, "key masks"),
-        ({"video_masked": True}, "masks over the video"),
     ],
 )
 def test_refusals_have_a_reason_and_triton_runs(change, reason):
@@ -81,7 +79,8 @@ def test_short_runs_are_for_triton_first():
 def test_one_binary_serves_all_segments(head_dim):
     """Lengths, flags and segments are run-time parameters."""
     plain = replace(HOPPER, head_dim=head_dim)
-    packed = replace(plain, contexts=3, lengths="i64", dense=True)
+    extras = {"lengths": "i64", "dense": True, "masked": True, "video_masked": True}
+    packed = replace(plain, contexts=3, **extras)
     (spec,) = select(plain, "cutlass")[0]
     assert select(packed, "cutlass")[0] == (spec,)
     assert candidates(packed, "cutlass") == ((spec,),)

@@ -46,8 +46,8 @@ def test_usage_is_as_recorded(head_dim, empty_cache):
     cubin = build(spec)
     assert time.monotonic() - start < 15
     assert cubin.code.startswith(b"\x7fELF")
-    # Of the producer, but for head dim 192, whose consumers reload a few registers a block.
-    assert cubin.usage.spills <= (160 if head_dim == 192 else 48), spec.text()
+    # Of the producer, whose loads run ahead; but for head dim 192, whose consumers reload a few registers a block.
+    assert cubin.usage.spills <= (340 if head_dim == 192 else 200), spec.text()
     if version() == recorded["nvrtc"]:
         assert list(astuple(cubin.usage)) == recorded["kernels"][spec.text()]
 
@@ -148,7 +148,7 @@ def test_the_preamble_holds_all_that_depends_on_the_spec(tmp_path):
     text = render(SPEC, (tmp_path,)).text
     assert "kKeys = 128;" in text
     assert "MMA_64x128x16_F32BF16BF16_SS" in text
-    assert re.search(r"offsetof\(sta::Parameters, scale\) == 696\)", text)
+    assert re.search(r"offsetof\(sta::Parameters, scale\) == 720\)", text)
 
 
 def test_headers_are_known_by_content(tmp_path):

@@ -58,6 +58,40 @@ def test_head_dims_and_dtypes(case, head_dim, dtype):
     check(case, (2, 2), head_dim, dtype, "bnhd", kernel="cutlass")
 
 
+@pytest.mark.parametrize("shown", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("case", [case for case in SMALL if len(ALL[case][3]) > 1])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(128, torch.bfloat16), (72, torch.float16)])
+def test_key_masks(case, shown, head_dim, dtype):
+    check(case, (4, 2), head_dim, dtype, "bnhd", kernel="cutlass", shown=shown)
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.02, 0.9])
+@pytest.mark.parametrize("text", [0, 37, 300])
+def test_masks_over_the_video(text, hidden):
+    """A sample that hides a key of the video is dense; what is hidden may be NaN."""
+    grid, tiles, window = RAGGED
+    arguments = arguments_of(grid, tiles, window, 2, 128, torch.bfloat16, batch=3)
+    tokens = grid[0] * grid[1] * grid[2]
+    if text:
+        more = torch.randn(3, 2, text, 128, device="cuda", dtype=torch.bfloat16)
+        arguments[:3] = (torch.cat([more, x], 2) for x in arguments[:3])
+        arguments[5] = [text, tokens]
+        roles = ("context", "video")
+        arguments[7] = AttentionSpec(roles, tiles=tiles, window=window, kernel="cutlass").text()
+    mask = torch.rand(3, tokens, device="cuda") >= hidden
+    mask[1] = True
+    shown = torch.cat([torch.ones(3, text, dtype=torch.bool, device="cuda"), mask], 1)
+    for x in arguments[1:3]:
+        x.masked_fill_(~shown[:, None, :, None], torch.nan)
+    key_mask = torch.rand(3, text, device="cuda") < 0.7 if text else None
+    masks = {"key_mask": key_mask, "video_mask": mask}
+    out, lse = torch.ops.sta.attention(*arguments, **masks)
+    exact = [x.replace("cutlass", "reference") if isinstance(x, str) else x for x in arguments]
+    expected, expected_lse = torch.ops.sta.attention(*exact, **masks)
+    assert relative(out, expected) < 4e-3
+    torch.testing.assert_close(lse, expected_lse, atol=2e-3, rtol=2e-4)
+
+
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2), (5, 1)])
 def test_shared_key_heads(heads):
     check("text after", heads, 64, torch.bfloat16, "bhnd", kernel="cutlass")

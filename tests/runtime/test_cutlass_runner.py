@@ -178,7 +178,12 @@ def test_what_is_beside_the_video(driver):
     q, out = (torch.zeros(2, 993, 6, 72, dtype=torch.float16).transpose(1, 2) for _ in range(2))
     k, v = (torch.zeros(2, 1033, 3, 72, dtype=torch.float16).transpose(1, 2) for _ in range(2))
     lengths, dense = torch.ones(2, 2, dtype=torch.int64), torch.ones(2, dtype=torch.bool)
-    tensors = Tensors(q, k, v, out, torch.zeros(2, 6, 993), lengths, dense)
+    masks = (
+        torch.ones(2, 340, dtype=torch.bool),
+        torch.ones(2, 693, dtype=torch.bool),
+        dense.clone(),
+    )
+    tensors = Tensors(q, k, v, out, torch.zeros(2, 6, 993), lengths, dense, *masks)
     start = started(driver, tensors, geometry)
     start(tensors)
     (*launch, raw) = driver.launches[0]
@@ -189,6 +194,9 @@ def test_what_is_beside_the_video(driver):
     assert (found["context_blocks"], found["video_blocks"], found["contexts"]) == (2, 6, 2)
     assert (found["lengths"], found["dense"]) == (lengths.data_ptr(), dense.data_ptr())
     assert found["length_bytes"] == 8
+    pointers = tuple(found[name] for name in ("key_mask", "video_mask", "shown"))
+    assert pointers == tuple(x.data_ptr() for x in masks)
+    assert (found["context_keys"], found["context_column"]) == (340, (0, 300, 0, 0))
     assert found["by_share"] == (2, 2**31, 0)
     assert (found["video_key"], found["video_query"]) == (300, 300)
     assert found["context_key"] == (0, 993, 0, 0)
