@@ -101,8 +101,11 @@ def poison_free_memory(*sizes):
     del blocks
 
 
-def check(case, heads, head_dim, dtype, layout, kernel="triton", value_scale=1.0, shown=None):
-    """shown: share of the keys beside the video that a key mask leaves."""
+def check(
+    case, heads, head_dim, dtype, layout, kernel="triton", value_scale=1.0, shown=None, hidden=None
+):
+    """shown: share of the keys beside the video that a key mask leaves. hidden: keys of the video that one hides, in the
+    first sample only."""
     grid, tiles, window, roles, segments, lengths, flags = SMALL[case]
     batch, keys = 3, sum(segments)
     queries = sum(n for n, role in zip(segments, roles, strict=True) if role != "keys")
@@ -116,19 +119,25 @@ def check(case, heads, head_dim, dtype, layout, kernel="triton", value_scale=1.0
     if shown is not None:
         key_mask = torch.rand(batch, keys - grid[0] * grid[1] * grid[2]) < shown
         key_mask[0] = False
+    video_mask = None
+    if hidden is not None:
+        video_mask = torch.ones(batch, grid[0] * grid[1] * grid[2], dtype=torch.bool)
+        video_mask[0, list(hidden)] = False
     lengths = lengths and torch.tensor(lengths)
     mask = oracle.full_mask(
-        grid, tiles, window, roles, segments, batch, lengths, flags, key_mask
+        grid, tiles, window, roles, segments, batch, lengths, flags, key_mask, video_mask
     ).cuda()
     for x in (k, v):
         x.masked_fill_(~mask.any(1)[:, None, :, None], torch.nan)
     spec = AttentionSpec(roles, tiles=tiles, window=window, kernel=kernel).text()
-    key_lengths, key_mask = (None if x is None else x.cuda() for x in (lengths, key_mask))
+    key_lengths, key_mask, video_mask = (
+        None if x is None else x.cuda() for x in (lengths, key_mask, video_mask)
+    )
     dense = None if flags is None else torch.tensor(flags, device="cuda")
     poison_free_memory(q.numel() * q.itemsize // 4, q.numel() // head_dim)
     scale = head_dim**-0.5
     out, lse = torch.ops.sta.attention(
-        q, k, v, key_lengths, dense, segments, list(grid), spec, scale, key_mask
+        q, k, v, key_lengths, dense, segments, list(grid), spec, scale, key_mask, video_mask
     )
     expected, expected_lse = oracle.attention(q.double(), k.double(), v.double(), mask, scale)
     assert out.stride() == torch.empty_like(q).stride()
@@ -150,6 +159,14 @@ def test_cases(case, layout):
 )
 def test_key_masks(case, shown, head_dim, dtype):
     check(case, (4, 2), head_dim, dtype, "bnhd", shown=shown)
+
+
+@pytest.mark.parametrize("shown", [None, 0.5])
+@pytest.mark.parametrize("hidden", [(), (0, 7, 190), range(192)])
+@pytest.mark.parametrize("case", ["ragged", "text on both sides", "four contexts", "keys before"])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(128, torch.bfloat16), (72, torch.float16)])
+def test_masks_over_the_video(case, hidden, shown, head_dim, dtype):
+    check(case, (4, 2), head_dim, dtype, "bnhd", shown=shown, hidden=hidden)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
