@@ -116,7 +116,7 @@ def _rewrite(
     if joined:
         facts = _analyse(gm, example_inputs, settings, report, known)
     trace, found, refused = facts.trace, facts.found, facts.refused
-    report.asked = frozenset(known.asked)
+    report.asked = tuple(sorted(known.asked))
     with report.stage("plan"):
         planned, dropped = plan_grids(trace, found, settings)
         refused += dropped

@@ -92,7 +92,7 @@ class Report:
     hint: str = ""
     # By the number of tokens, for later graphs.
     stated: dict[int, Segments] = field(default_factory=dict)
-    asked: frozenset[int] = frozenset()  # numbers of tokens that earlier graphs were asked about
+    asked: tuple[int, ...] = ()  # numbers of tokens that earlier graphs were asked about
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
