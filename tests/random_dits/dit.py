@@ -36,6 +36,11 @@ PROJECTION = ("separate", "fused", "fused per head", "fewer key heads")
 FEED_FORWARD = ("none", "linear", "gated", "conv2d")
 BESIDE = ("none", "residuals", "control", "second stream")
 REGION = ("none", "checkpoint", "nested")
+OPTIONS = {
+    "patchify": PATCHIFY, "unpatchify": UNPATCHIFY, "held": HELD, "norm": NORM, "rope": ROPE, "tables": TABLES,
+    "rope_of_text": ROPE_OF_TEXT, "positions": POSITIONS, "modulation": MODULATION, "attention": ATTENTION,
+    "projection": PROJECTION, "feed_forward": FEED_FORWARD, "beside": BESIDE, "region": REGION,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

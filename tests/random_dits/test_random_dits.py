@@ -7,15 +7,15 @@ each kind of patchify; without it the cases are the same in every run.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, seed, settings
 
+from tests.random_dits.bodies import BODIES
 from tests.random_dits.check import check
-from tests.random_dits.dit import PATCHIFY, Dit
+from tests.random_dits.dit import OPTIONS, PATCHIFY, Dit
 from tests.random_dits.draw import dits
 
 WANTED = os.environ.get("STA_RANDOM_DITS")
@@ -43,13 +43,34 @@ def test_what_failed_once(dit: Dit) -> None:
     check(dit)
 
 
+def on_random(patchify: str, see: Callable[[Dit], object]) -> None:
+    """Calls `see` with the cases of one kind of patchify."""
+    number = settings(
+        max_examples=int(WANTED or 64),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+    @number
+    @given(dits(patchify))
+    def each(dit: Dit) -> None:
+        see(dit)
+
+    (each if WANTED else seed(4 + PATCHIFY.index(patchify))(each))()
+
+
 @pytest.mark.parametrize("patchify", PATCHIFY)
-@settings(
-    max_examples=int(WANTED or 40),
-    derandomize=WANTED is None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(st.data())
-def test_a_random_transformer(patchify: str, data: st.DataObject) -> None:
-    check(data.draw(dits(patchify), label="model"))
+def test_a_random_transformer(patchify: str) -> None:
+    on_random(patchify, check)
+
+
+def test_every_choice_is_drawn() -> None:
+    drawn: list[Dit] = []
+    for patchify in PATCHIFY:
+        on_random(patchify, drawn.append)
+    for name, options in OPTIONS.items():
+        assert {getattr(dit, name) for dit in drawn} == set(options), name
+    assert {body for dit in drawn for _, body in dit.bodies} == set(BODIES)
+    assert {dit.text for dit in drawn} == {(0, 0), (0, 5), (7, 0), (2, 3)}
+    assert len(set(map(repr, drawn))) > (250 if not WANTED else 0)
