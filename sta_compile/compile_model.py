@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,7 @@ from .prefix import Prefix
 from .python_state import PythonState
 from .regions import Regions
 from .settings import Settings
+from .size_tables import CallWithTables, small_constants, without_tables
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -129,6 +131,7 @@ class CompiledModel:
             return compiled
 
         self._compiled = compile(self._eager, fullgraph)
+        self._with_tables = compile(CallWithTables(self._eager).__call__, fullgraph)
         self.fullgraph = fullgraph
         self.state = PythonState(model, compile)
 
@@ -158,11 +161,11 @@ class CompiledModel:
             with self.state.apart(hooks):
                 return run(*args, **kwargs)
         if not self.regions.enabled:
-            return self._compiled(*args, **kwargs)
+            return self._call(call, args, kwargs)
         try:
             call.in_regions = True
             with self.regions.active():
-                return self._compiled(*args, **kwargs)
+                return self._call(call, args, kwargs)
         except (torch._dynamo.exc.TorchDynamoException, _torch.UnknownSize) as error:
             cause = getattr(error, "inner_exception", None) or error
             if isinstance(cause, StaError):
@@ -172,7 +175,15 @@ class CompiledModel:
             log.debug("the whole error", exc_info=True)
         self.regions.off()
         call.in_regions = False
-        return self._compiled(*args, **kwargs)
+        return self._call(call, args, kwargs)
+
+    def _call(self, call: ModelCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        timestep = call.argument(str(self.options.get("timestep", "auto")))
+        rest, named, tables = without_tables(args, kwargs, apart_from=timestep)
+        if not tables:
+            return self._compiled(*args, **kwargs)
+        with torch._dynamo.config.patch(specialize_int=True):
+            return self._with_tables(tables, rest, named)
 
 
 class _Scheduler:
@@ -191,17 +202,21 @@ class _Scheduler:
         return getattr(self._pipe(), "scheduler", None)
 
 
-def _capture_sizes() -> Any:
-    """Sizes that depend on data (valid tokens of a prompt) are captured rather than breaking the graph.
+@contextmanager
+def _capture_sizes() -> Iterator[None]:
+    """Sizes that depend on data (valid tokens of a prompt) are captured rather than breaking the graph, and those in small
+    tables are numbers.
 
     Modules that are compiled one by one share the code of `nn.Module.__call__`, each with entries of its own, so the
     limit beyond which Dynamo gives up is higher.
     """
-    return torch._dynamo.config.patch(
+    settings = torch._dynamo.config.patch(
         capture_dynamic_output_shape_ops=True,
         capture_scalar_outputs=True,
         recompile_limit=max(_RECOMPILES, torch._dynamo.config.recompile_limit),
     )
+    with settings, small_constants():
+        yield
 
 
 def _of_mode(mode: str | None) -> dict[str, Any]:

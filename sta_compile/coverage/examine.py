@@ -17,6 +17,7 @@ from ..explanation import Explanation, explain
 from ..ir.attention_spec import Triple
 from ..report import Report
 from ..report_text import shape
+from ..size_tables import call_of, small_constants
 from .row import Built, Row, Size, name_of
 
 OPTIONS: Mapping[str, Any] = {"min_tokens": 0}
@@ -84,12 +85,13 @@ def _explained(row: Row, built: Built) -> Explanation:
 
 def _traced(built: Built, *, fullgraph: bool, capture: bool) -> Explanation:
     """What the stages make of Dynamo's graphs, in a Dynamo that knows nothing yet."""
-    traced: Any = explain(built.model, options=OPTIONS, fullgraph=fullgraph)
+    function, args, inputs = call_of(built.model, built.inputs)
+    traced: Any = explain(function, options=OPTIONS, fullgraph=fullgraph)
     settings = {"capture_dynamic_output_shape_ops": capture, "capture_scalar_outputs": capture}
     torch._dynamo.reset()
     try:
-        with torch.no_grad(), torch._dynamo.config.patch(settings):
-            found: Explanation = traced(**built.inputs)
+        with torch.no_grad(), torch._dynamo.config.patch(settings), small_constants():
+            found: Explanation = traced(*args, **inputs)
     finally:
         torch._dynamo.reset()
     return found

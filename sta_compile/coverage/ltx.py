@@ -10,6 +10,7 @@ from torch import Tensor
 from .row import CHANNELS, HEAD_DIM, HEADS, TEXT_DIM, Built, Row, Size, transformer
 
 AUDIO = 13  # tokens
+HISTORY = 2  # frames
 
 
 def _numbers(size: Size) -> dict[str, int]:
@@ -109,7 +110,7 @@ def ltx2_coordinates(size: Size) -> Built:
 
 
 def sana_wm_refiner(size: Size) -> Built:
-    """LTX-2 without its audio; rope tables come from the caller."""
+    """LTX-2 without its audio; a timestep per token, and rope tables that the model makes outside of its forward."""
     built = _ltx2(size, transformer("SanaWMLTX2RefinerTransformer3DModel"))
     unused = ("fps", "audio_num_frames")
     inputs = {
@@ -117,8 +118,28 @@ def sana_wm_refiner(size: Size) -> Built:
         for name, value in built.inputs.items()
         if name not in unused and not name.startswith("audio_")
     }
-    angles = torch.randn(size.batch, size.tokens, HEADS * HEAD_DIM // 2).repeat_interleave(2, -1)
-    return Built(built.model, {**inputs, "video_rotary_emb": (angles.cos(), angles.sin())})
+    frames, rows, cols = size.grid
+    places = list(range(HISTORY, HISTORY + frames))
+    model: Any = built.model
+    tables = model.build_rotary_emb_for_absolute_positions(
+        size.batch, places, rows, cols, device="cpu", fps=24.0
+    )
+    timestep = torch.full((size.batch, size.tokens), 900.0)
+    return Built(model, {**inputs, "video_rotary_emb": tables, "timestep": timestep})
+
+
+def sana_wm_refiner_history(size: Size) -> Built:
+    """The video also sees keys of frames before it, which come from a cache."""
+    from diffusers.models.transformers.transformer_sana_wm_refiner import SanaWMRefinerKVCache
+
+    built = sana_wm_refiner(size)
+    past = HISTORY * size.grid[1] * size.grid[2]
+    cache = SanaWMRefinerKVCache(size.layers)
+    for layer in range(size.layers):
+        keys, values = (torch.randn(size.batch, past, HEADS * HEAD_DIM) for _ in range(2))
+        cache.get(layer).store_history(keys, values)
+    built = built.with_inputs(kv_cache=cache, kv_cache_mode="inject")
+    return Built(built.model, built.inputs, before=past, queries_before=0)
 
 
 _ATTN1 = ("transformer_blocks.{}.attn1",)
@@ -129,10 +150,6 @@ ROWS = (
     Row("LTX2VideoTransformer3DModel", "numbers", ltx2, _ATTN1),
     Row("LTX2VideoTransformer3DModel", "split rope, gates", ltx2_split, _ATTN1),
     Row("LTX2VideoTransformer3DModel", "coordinates", ltx2_coordinates, _ATTN1),
-    Row(
-        "SanaWMLTX2RefinerTransformer3DModel",
-        "",
-        sana_wm_refiner,
-        refused="nothing in its inputs tells the grid",
-    ),
+    Row("SanaWMLTX2RefinerTransformer3DModel", "", sana_wm_refiner, _ATTN1),
+    Row("SanaWMLTX2RefinerTransformer3DModel", "with history", sana_wm_refiner_history, _ATTN1),
 )

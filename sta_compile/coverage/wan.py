@@ -64,7 +64,10 @@ def wan_ti2v(size: Size) -> Built:
 def wan_vace(size: Size) -> Built:
     """A control stream with attention of its own over the same grid; it adds to the video in each layer."""
     built = _build(
-        size, transformer("WanVACETransformer3DModel"), vace_layers=[0, 1], vace_in_channels=6
+        size,
+        transformer("WanVACETransformer3DModel"),
+        vace_layers=list(range(size.layers)),
+        vace_in_channels=6,
     )
     return built.with_inputs(control_hidden_states=size.latent(6))
 

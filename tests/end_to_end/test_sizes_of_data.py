@@ -23,6 +23,7 @@ OPTIONS = {**DEFAULTS, "tile": (1, 2, 2), "window": (1, 3, 3)}
         ("HunyuanVideo15Transformer3DModel (T2V)", 2),
         ("HunyuanVideoFramepackTransformer3DModel", 1),
         ("ZImageTransformer2DModel", 2),
+        ("WanAnimate2Transformer3DModel (reference pass)", 2),
     ],
 )
 def test_every_site_is_replaced(name: str, batch: int, stages_only: None) -> None:
