@@ -7,7 +7,6 @@
 | `torch._guards.TracingContext`, `CompileContext` | 2.11, 2.13 |
 | `torch._inductor.custom_graph_pass.CustomGraphPass` | 2.11, 2.13 |
 | `torch._C._functorch.is_batchedtensor` | 2.11, 2.13 |
-| `torch._subclasses.fake_tensor.CONSTANT_NUMEL_LIMIT` | 2.13 |
 | `torch._logging.trace_structured` | 2.11, 2.13 |
 | `torch._C._dynamo.eval_frame.reset_code`, `_debug_get_cache_entry_list` | 2.13 |
 | `torch.fx.experimental.symbolic_shapes`: `statically_known_true`, `free_unbacked_symbols`, `ShapeEnv` | 2.11, 2.13 |
@@ -21,7 +20,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -104,19 +102,6 @@ def program_of(program: Any, gm: torch.fx.GraphModule, signature: Any) -> Any:
     return traced._update(
         traced.graph_module, traced.graph_signature, verifiers=list(program.verifiers)
     )
-
-
-@contextmanager
-def small_constants(elements: int = 64) -> Iterator[None]:
-    """Lets fake tensors of up to so many elements know their values, where a graph makes them of numbers."""
-    from torch._subclasses import fake_tensor
-
-    before = fake_tensor.CONSTANT_NUMEL_LIMIT
-    fake_tensor.CONSTANT_NUMEL_LIMIT = elements
-    try:
-        yield
-    finally:
-        fake_tensor.CONSTANT_NUMEL_LIMIT = before
 
 
 def specialise(size: Any, shape_env: Any) -> int:

@@ -10,7 +10,7 @@ so is what Dynamo notes about shapes (automatic dynamic) and its counters.
 
 Private torch APIs, tested on 2.11 and 2.13: GraphModule.compile_subgraph_reason, register_bytecode_hook, cache entries
 (_debug_get_cache_entry_list, reset_code, ExtraState.invalidate), pgo._CODE_STATE, utils.counters, the number of a frame
-(convert_frame.FRAME_COUNTER, CompileContext.current_compile_id).
+(convert_frame.FRAME_COUNTER, CompileContext.current_compile_id), fake_tensor.CONSTANT_NUMEL_LIMIT.
 """
 
 from __future__ import annotations
@@ -52,6 +52,19 @@ def trace(
                 if isinstance(error.inner_exception, _Finished):
                     return
                 raise error.inner_exception from error
+
+
+@contextmanager
+def small_constants(elements: int = 64) -> Iterator[None]:
+    """Lets fake tensors of up to so many elements know their values, where a graph makes them of numbers."""
+    from torch._subclasses import fake_tensor
+
+    before = fake_tensor.CONSTANT_NUMEL_LIMIT
+    fake_tensor.CONSTANT_NUMEL_LIMIT = elements
+    try:
+        yield
+    finally:
+        fake_tensor.CONSTANT_NUMEL_LIMIT = before
 
 
 def unwrap(model: Callable[..., Any]) -> Callable[..., Any]:

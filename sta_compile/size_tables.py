@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import is_fake
 
-from ._torch import small_constants
+from ._trace import small_constants
 
 __all__ = ["CallWithTables", "call_of", "small_constants", "without_tables"]
 

@@ -34,11 +34,17 @@ def worse(stored: Result, new: Result) -> list[str]:
         lost = dict(new.missing).keys() - dict(stored.missing).keys()
         reasons = {reason for site, reason in new.missing if site in lost}
         found.append(f"{', '.join(sorted(lost))} replaced no more: {'; '.join(sorted(reasons))}")
+    if _hinted(new) and not _hinted(stored) and stored.evidence:
+        found.append(f"its grid was proved, and now is {', '.join(new.evidence)}")
     for site in sorted(set(new.surplus) - set(stored.surplus)):
         found.append(f"{site} is replaced, and is no self-attention over the grid")
     for site, grid in sorted(set(new.wrong_grid) - set(stored.wrong_grid)):
         found.append(f"{site} was given the grid {grid}")
     return found
+
+
+def _hinted(result: Result) -> bool:
+    return any(evidence.startswith("hinted") for evidence in result.evidence)
 
 
 def better(stored: Result, new: Result) -> list[str]:

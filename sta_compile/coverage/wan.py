@@ -87,7 +87,7 @@ def wan_animate(size: Size) -> Built:
         motion_encoder_dim=8,
         face_encoder_hidden_dim=8,
         face_encoder_num_heads=2,
-        inject_face_latents_blocks=2,
+        inject_face_latents_blocks=min(2, size.layers),
     )
     latent = size.latent(2 * CHANNELS + 4)
     return built.with_inputs(

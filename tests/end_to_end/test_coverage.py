@@ -7,17 +7,20 @@ fails since a row got better or changed on purpose, run
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from sta_compile import pipeline
 from sta_compile.coverage.baseline import better, load, worse
-from sta_compile.coverage.examine import Result, compare
+from sta_compile.coverage.examine import Result, compare, examine
 from sta_compile.coverage.row import Built, Row, Size
 from sta_compile.coverage.run import CASES
 from sta_compile.coverage.zoo import ROWS
@@ -126,6 +129,36 @@ def test_other_grid_and_batch(row: Row, case: tuple[int, int]) -> None:
     built = build(row, size)
     result = checked(row, size, built, through_stages(row, built, ("sparse",)))
     assert result.complete or not STORED[row.name, batch].complete
+
+
+def test_a_row_that_gets_worse_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here by an attention that is found no more."""
+    row = next(row for row in ROWS if row.model == "CogVideoXTransformer3DModel")
+    stored = STORED[row.name, 1]
+    assert not worse(stored, stored)
+    find = pipeline.find_attention
+    monkeypatch.setattr(pipeline, "find_attention", lambda view: find(view)[1:])
+    (text,) = worse(stored, examine(row))
+    assert text.startswith("transformer_blocks.0.attn1 replaced no more")
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"error": "raises"}, "it fails: raises"),
+        ({"surplus": ("text.0",)}, "text.0 is replaced, and is no self-attention over the grid"),
+        ({"wrong_grid": (("blocks.0", "1x2x3"),)}, "blocks.0 was given the grid 1x2x3"),
+        (
+            {"evidence": ("hinted by values of input ids",)},
+            "its grid was proved, and now is hinted",
+        ),
+    ],
+)
+def test_what_is_worse(change: dict[str, Any], text: str) -> None:
+    stored = STORED["CogVideoXTransformer3DModel (2b)", 1]
+    (found,) = worse(stored, dataclasses.replace(stored, **change))
+    assert found.startswith(text)
+    assert not worse(dataclasses.replace(stored, **change), stored)
 
 
 def test_the_table_holds_every_row() -> None:
