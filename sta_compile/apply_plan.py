@@ -27,6 +27,7 @@ from .rewriting.mask_nodes import MaskNodes
 from .rewriting.replace_attention import Number, SizeNodes, replace_attention
 from .rewriting.spread_values import spread_values
 from .rewriting.thread_value import ValueThreads
+from .rewriting.translate_rows import translate_rows
 from .settings import Settings
 
 
@@ -45,6 +46,7 @@ def apply_plan(
         dense = _dense_flags(view, plans, noise, settings, sizes)
     unchecked = FlagNodes(trace, threads, dense)
     checked: dict[Hint, FlagNodes] = {}
+    orders: list[tuple[GridPlan, Number, list[Number], str]] = []
     for plan in plans:
         hint = plan.checked_hint
         if hint is not None and hint not in checked:
@@ -59,6 +61,7 @@ def apply_plan(
         spec = plan.spec([role for role, _ in plan.sites[0].tokens.segments])
         copies = insert_layout(view, sizes, plan.layout.conversions, shift, grid, spec)
         spread_values(view, sizes, plan.layout.spreads, shift, grid, spec)
+        orders.append((plan, shift, grid, spec))
         for found in plan.sites:
             owner = view.owner[found.site.node]
             local = [g if isinstance(g, int) else threads.reach(g, owner) for g in grid]
@@ -77,6 +80,8 @@ def apply_plan(
                 None if plan.exact else flags.dense(found),
                 copies,
             )
+    for plan, shift, grid, spec in orders:  # the numbers may be in the tile order of another grid
+        translate_rows(view, sizes, plan.layout.picked, shift, grid, spec)
 
 
 def _windowed(view: GraphView, plan: GridPlan, sizes: SizeNodes) -> tuple[list[Number], Number]:
@@ -121,11 +126,9 @@ def _first_use(view: GraphView, plan: GridPlan) -> torch.fx.Node:
     """The first node of the root graph that may read the grid's sizes, by itself or in its body."""
     readers = [reader for conversion in plan.layout.conversions for reader in conversion.readers]
     readers += [spread.reader for spread in plan.layout.spreads]
+    readers += [picked.reader for picked in plan.layout.picked]
     readers += [found.site.node for found in plan.sites]
-    first = min(readers, key=view.position.__getitem__)
-    while view.owner[first] is not view.gm:
-        first = view.calls[view.owner[first]][0]
-    return first
+    return view.in_root(min(readers, key=view.position.__getitem__))
 
 
 def _dense_flags(

@@ -279,6 +279,12 @@ class GraphView:
     def is_root_input(self, node: torch.fx.Node) -> bool:
         return node.op == "placeholder" and self.owner[node] is self.gm
 
+    def in_root(self, node: torch.fx.Node) -> torch.fx.Node:
+        """A node of the root graph: itself, or the first call of the body that it is in."""
+        while self.owner[node] is not self.gm:
+            node = self.calls[self.owner[node]][0]
+        return node
+
     def body_outputs(self, call: torch.fx.Node) -> Any:
         """What the body of a higher-order call returns: nodes in a tuple."""
         output = next(iter(reversed(self.body[call].graph.nodes)))

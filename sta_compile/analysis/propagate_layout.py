@@ -24,6 +24,7 @@ from .axes import Axis, Size
 from .graph_view import canonical_name, fake_value, is_inplace, is_tensor
 from .infer_grid import VideoAttention
 from .partial_values import Pattern, Spread, spreads
+from .picked_rows import PickedRows, picked_rows
 from .token_values import Place, TokenValues, storage_of, written_storages
 from .trace_dims import DimTrace
 
@@ -47,11 +48,12 @@ class Conversion:
 
 @dataclass(frozen=True, eq=False)
 class LayoutPlan:
-    """spreads: partial values whose rows are picked in tile order."""
+    """spreads: partial values whose rows are picked in tile order. picked: tokens in tile order, picked by their numbers."""
 
     conversions: tuple[Conversion, ...]
     logical: int  # conversions of the cut; a conversion repeated after in-place writes counts once
     spreads: tuple[Spread, ...] = ()
+    picked: tuple[PickedRows, ...] = ()
 
 
 class LayoutBuilder:
@@ -62,8 +64,10 @@ class LayoutBuilder:
         self.values = TokenValues(trace, grid)
         self.sites = {s.site.node: s.site for s in sites}
         self.variables: dict[torch.fx.Node, int] = {}
-        self.numbers: dict[Pattern, int] = {}  # variables of the row numbers of partial values
+        # Variables of lists of numbers: the rows of partial values, and the places of tokens (offset, length).
+        self.numbers: dict[Pattern | tuple[int, int], int] = {}
         self.spreads: list[Spread] = []
+        self.picked: list[PickedRows] = []
         self.ties: list[tuple[int, int]] = []
         self.raster: set[int] = set()
         self.tile: set[int] = set()
@@ -96,12 +100,12 @@ class LayoutBuilder:
     def _variable(self, node: torch.fx.Node) -> int:
         return self.variables.setdefault(node, len(self.variables) + len(self.numbers))
 
-    def _numbers(self, spread: Spread) -> int:
-        """The variable of a spread's row numbers, which are made in raster order, once for a pattern."""
-        if spread.pattern not in self.numbers:
-            self.numbers[spread.pattern] = len(self.variables) + len(self.numbers)
-            self.raster.add(self.numbers[spread.pattern])
-        return self.numbers[spread.pattern]
+    def _numbers(self, key: Pattern | tuple[int, int]) -> int:
+        """The variable of a list of numbers, which is made in raster order, once for a graph."""
+        if key not in self.numbers:
+            self.numbers[key] = len(self.variables) + len(self.numbers)
+            self.raster.add(self.numbers[key])
+        return self.numbers[key]
 
     def problem(self, *, around_sites: bool = False) -> LayoutProblem:
         """The cut problem; `around_sites` pins all but the attentions to raster order."""
@@ -184,16 +188,29 @@ class LayoutBuilder:
         if not holding and place is None:
             return
         variable = self._variable(node)
+        picked = None if node in self.trace.opaque else picked_rows(self.values, node)
+        if picked is not None:
+            self._pick(picked)
+            inputs = [n for n in inputs if n is not picked.value]
+            holding = [n for n in holding if n is not picked.value]
         for operand in holding:
             self._read(operand, node, variable)
         found = spreads(self.values, node)
         for spread in found:
             # As dear as two of these values: a cosine and a sine, of once, are converted as they are.
-            number, position = self._numbers(spread), self.view.position[node]
+            number, position = self._numbers(spread.pattern), self.view.position[node]
             self.uses.append(Use(number, variable, 2 * _bytes(node), position))
         self.spreads += found
-        if self._pinned(node, inputs, holding, place, {spread.value for spread in found}):
+        bound = picked is None and bool(holding) and self.values.order_bound(node)
+        if bound or self._pinned(node, inputs, holding, place, {s.value for s in found}):
             self.raster.add(variable)
+
+    def _pick(self, picked: PickedRows) -> None:
+        """Tokens in tile order are picked by numbers that are translated; the tokens stay where they are."""
+        self.picked.append(picked)
+        number = self._numbers((picked.offset, picked.length))
+        position = self.view.position[picked.reader]
+        self.uses.append(Use(number, self._variable(picked.value), 8.0 * picked.length, position))
 
     def _pinned(
         self,
@@ -207,8 +224,6 @@ class LayoutBuilder:
         if node in self.trace.opaque or self.values.misaligned(node):
             return True
         if any(self.values.scattered(n) for n in [*inputs, node] if n not in partial):
-            return True
-        if holding and self.values.order_bound(node):
             return True
         if is_inplace(node):
             target = node.args[0]
@@ -275,10 +290,11 @@ class LayoutBuilder:
                 )
             )
         kept = tuple(s for s in self.spreads if solution.order[self.variables[s.reader]])
-        numbers = {self._numbers(spread) for spread in kept}
-        return LayoutPlan(
-            tuple(conversions), len({(v, t) for v, t, _ in served}) + len(numbers), kept
-        )
+        picked = tuple(p for p in self.picked if solution.order[self.variables[p.value]])
+        numbers = {self.numbers[s.pattern] for s in kept}
+        numbers |= {self.numbers[p.offset, p.length] for p in picked}
+        logical = len({(v, t) for v, t, _ in served}) + len(numbers)
+        return LayoutPlan(tuple(conversions), logical, kept, picked)
 
     def _writes_before(
         self,

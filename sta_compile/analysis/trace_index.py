@@ -66,7 +66,7 @@ def indexed(
     if dims is None:
         return None
     items = list(index) if isinstance(index, tuple) else [index]
-    if any(isinstance(i, (list, bool)) for i in items) or not _one_row_index(items):
+    if any(isinstance(i, (list, bool)) for i in items) or not one_row_index(items):
         return None
     used = sum(1 for i in items if i is not None and i is not Ellipsis)
     full = [slice(None)] * (len(dims) - used)
@@ -94,7 +94,7 @@ def indexed(
     return tuple(out)
 
 
-def _one_row_index(items: list[Any]) -> bool:
+def one_row_index(items: list[Any]) -> bool:
     """At most one tensor, of row numbers, and no plain number beside it, which would move its axes."""
     tensors = [i for i in items if is_tensor(i)]
     if not tensors:
@@ -164,7 +164,7 @@ def rows_by_index(trace: DimTrace, node: torch.fx.Node) -> Axis | None:
         source, index = node.args[:2]
         items = list(index) if isinstance(index, (tuple, list)) else [index]
         dims = trace.dims(source)
-        if not any(map(is_tensor, items)) or dims is None or not _one_row_index(items):
+        if not any(map(is_tensor, items)) or dims is None or not one_row_index(items):
             return None
         at = next(i for i, item in enumerate(items) if is_tensor(item))
         if Ellipsis in (item for item in items if not is_tensor(item)):

@@ -47,7 +47,7 @@ def insert_layout(
                 copy = add_call(value.graph, "call_method", "unflatten", args, like=first)
                 dim += 1
             for start in starts:
-                offset = _added(start, shift, sizes, first)
+                offset = added(start, shift, sizes, first)
                 copy = emit_tile(
                     value.graph,
                     copy,
@@ -66,7 +66,7 @@ def insert_layout(
     return copies
 
 
-def _added(start: Number, shift: Number, sizes: SizeNodes, before: torch.fx.Node) -> Number:
+def added(start: Number, shift: Number, sizes: SizeNodes, before: torch.fx.Node) -> Number:
     """The sum of two numbers, the second of the root graph, at the graph's insertion point."""
     if isinstance(start, int) and isinstance(shift, int):
         return start + shift

@@ -83,9 +83,7 @@ class _RowNumbers:
     def of(self, spread: Spread) -> torch.fx.Node:
         """The row numbers in the graph of a spread; the first that is asked for has to be the first that reads them."""
         if spread.pattern not in self._made:
-            reader = spread.reader
-            while self.view.owner[reader] is not self.view.gm:
-                reader = self.view.calls[self.view.owner[reader]][0]
+            reader = self.view.in_root(spread.reader)
             device = fake_value(spread.value).device
             self._made[spread.pattern] = self._make(spread.pattern, reader, device)
         numbers, owner = self._made[spread.pattern], self.view.owner[spread.reader]

@@ -39,6 +39,7 @@ class Program(nn.Module):
         self.embed = nn.Conv3d(3, WIDTH, 1)
         self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
         self.table = nn.Parameter(torch.randn(24, WIDTH))
+        self.register_buffer("order", torch.randperm(24))
 
     def forward(self, latent: Tensor) -> Tensor:
         values = [self.embed(latent).flatten(2).transpose(1, 2)]
@@ -60,6 +61,7 @@ STEPS: dict[str, Callable[[Program, Tensor, Tensor], Tensor]] = {
     "table": lambda m, x, y: x + m.table,
     "frames": lambda m, x, y: (x.unflatten(1, (2, 12)) * m.table[:2, None]).flatten(1, 2),
     "columns": lambda m, x, y: x + m.table[:4].repeat(6, 1),
+    "picked": lambda m, x, y: x + y[:, m.order],
     "mean": lambda m, x, y: x - y.mean(1, keepdim=True),
     "narrow gate": lambda m, x, y: x * y[..., :1],
 }
