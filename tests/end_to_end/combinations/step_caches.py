@@ -24,7 +24,7 @@ def _diffusers(config: Callable[[Step], Any]) -> Callable[[nn.Module, Step], Non
 
 
 def _first_block(step: Step) -> Any:
-    return hooks.FirstBlockCacheConfig(threshold=0.3)
+    return hooks.FirstBlockCacheConfig(threshold=1.0)
 
 
 def _pyramid(step: Step) -> Any:
