@@ -48,18 +48,23 @@ def model_of(pick: Pick, layers: int, tokens: int) -> TinyVideo:
     return model.eval()
 
 
-@pytest.mark.parametrize("text", [0, TEXT])
-@pytest.mark.parametrize("kind", PICKS)
+@pytest.mark.parametrize(("kind", "text"), [*((kind, 0) for kind in PICKS), ("index", TEXT)])
 def test_no_token_is_moved_for_it(kind: str, text: int) -> None:
     inputs = {"latent": torch.randn(2, CHANNELS, *GRID)}
     if text:
         inputs |= {"text": torch.randn(2, TEXT, 16), "valid": valid(6, 3, of=TEXT)}
     model = model_of(PICKS[kind], 3, prod(GRID) + text)
-    few = check(model, model.sites, OPTIONS, **inputs).report.conversions
-    many = model_of(PICKS[kind], 8, prod(GRID) + text)
-    with torch.no_grad():
-        report = compile_variants(many, inputs, {"sta": OPTIONS})["sta"].report
-    assert few == report.conversions <= 4
+    assert check(model, model.sites, OPTIONS, **inputs).report.conversions <= 4
+
+
+@torch.no_grad()
+def test_it_costs_nothing_in_further_layers() -> None:
+    inputs = {"latent": torch.randn(2, CHANNELS, *GRID)}
+    few, many = (
+        compile_variants(model_of(PICKS["index"], n, prod(GRID)), inputs, {"sta": OPTIONS})["sta"]
+        for n in (3, 8)
+    )
+    assert few.report.conversions == many.report.conversions
 
 
 @torch.no_grad()
