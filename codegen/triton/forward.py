@@ -27,8 +27,11 @@ def attend(q, k, v, top, total, acc, scale, valid, MASKED: tl.constexpr, PRECISI
     if MASKED:
         scores = tl.where(valid[None, :], scores, -float("inf"))
     new = tl.maximum(top, tl.max(scores, 1) * scale)
-    weights = tl.math.exp2(scores * scale - new[:, None])
-    decay = tl.math.exp2(top - new)
+    base = new
+    if MASKED:  # rows that have seen no key yet: exp2(-inf - 0) is 0, and -inf - -inf would be NaN
+        base = tl.where(new == -float("inf"), 0.0, new)
+    weights = tl.math.exp2(scores * scale - base[:, None])
+    decay = tl.math.exp2(top - base)
     total = total * decay + tl.sum(weights, 1)
     acc = acc * decay[:, None]
     acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)

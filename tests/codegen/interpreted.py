@@ -40,6 +40,8 @@ def run(case, dtype, loads, layout, blocks, masked=False, video_masked=False):
     geometry = geometry_of(segments, grid, text)
     shown = torch.rand(batch, geometry.context_keys) < 0.5 if masked else None
     of_video = torch.rand(batch, geometry.tiling.tokens) < 0.8 if video_masked else None
+    if of_video is not None:
+        of_video[0, : 2 * geometry.tiling.tokens // 3] = False  # whole blocks, the first ones
     if of_video is not None and batch > 1:
         of_video[-1] = True
     extra = key_lengths, dense, shown, of_video

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import sta_compile
-from tests.end_to_end.combinations.step_caches import CACHES
 from tests.end_to_end.compiled import relative_error
 from tests.end_to_end.models import FAMILIES, Case
 from tests.end_to_end.oracle import Oracle, window_mask
@@ -71,21 +70,3 @@ def test_reduce_overhead() -> None:
     case.model.cuda()
     sta_compile.compile(case.model, mode="reduce-overhead", **OPTIONS)
     check(case, steps, expected)
-
-
-@torch.no_grad()
-def test_a_cache_and_reduce_overhead() -> None:
-    """Blocks are graphs of their own, whose outputs the cache keeps beyond a step."""
-    case, steps, _ = wan()
-    case.model.cuda()
-    CACHES["FirstBlockCache"](case.model, lambda: 0.0)
-    with case.model.cache_context("cond"):
-        eager = [case.model(**step)[0] for step in steps]
-    case.model._reset_stateful_cache()
-    sta_compile.compile(case.model, mode="reduce-overhead", **{**OPTIONS, "window": "full"})
-    for _ in range(3):
-        with case.model.cache_context("cond"):
-            found = [case.model(**step)[0].clone() for step in steps]
-        case.model._reset_stateful_cache()
-        for one, other in zip(found, eager, strict=True):
-            assert relative_error(one, other) < 1e-4
