@@ -1,10 +1,12 @@
-"""Regional compilation: each block is compiled once, and the grid is told, since a block does not see it.
+"""Regional compilation: each block is compiled once, and the grid is told, since a block has no patch embed to prove it.
 
     python examples/regional_compile.py
 
-A block's graph holds tokens and no patch embed, so nothing in it says how many frames, rows and columns they are. With
-`sta_compile.token_grid(...)` around the calls, or options={"grid": ...}, each block tiles its own attention. Another
-grid compiles again, even one with as many tokens: 9x24x40 and 9x40x24 are not the same video.
+A block's graph holds tokens and no patch embed. Wan's blocks get rope tables as inputs, so without more the report says
+that the grid is hinted by values of rotary_emb; blocks without such inputs show none. With
+`sta_compile.token_grid(...)` around the calls, as here, or options={"grid": ...}, the grid is declared, and each block
+tiles its own attention. Another grid compiles again, even one with as many tokens: 9x24x40 and 9x40x24 are not the
+same video.
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ class ProcessSettings:
         "auto",
         read.architecture,
         '"auto" or an architecture such as "sm_90"',
-        "The GPU to explain and to build for where there is none. Tensors that are on a GPU run on that.",
+        "The GPU that doctor and builds ahead of time are for where there is none. Tensors that are on a GPU run on that.",
     )
 
 
