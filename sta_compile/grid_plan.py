@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch.fx
 
 from . import _torch
-from .analysis.axes import Axis, Size, axis_size, resolve, segments_of
+from .analysis.axes import Axis, Size, atoms_of, axis_size, resolve, segments_of
 from .analysis.hints import Hint
 from .analysis.infer_grid import GridInference, Refusal, VideoAttention
 from .analysis.propagate_layout import LayoutPlan, propagate_layout
@@ -135,9 +135,11 @@ def plan_grids(
     for attention in found:
         by_axis.setdefault(resolve(attention.grid.axis), []).append(attention)
     plans, refused = [], []
+    crossing = crossing_axes(by_axis, settings.min_tokens)
     for axis, sites in by_axis.items():
         try:
-            layout = propagate_layout(trace, axis, sites, around_sites=settings.layout == "site")
+            around = settings.layout == "site" or axis in crossing
+            layout = propagate_layout(trace, axis, sites, around_sites=around)
         except LayoutConflict:
             refused += [_conflict(site.site.name) for site in sites]
             continue
@@ -148,6 +150,24 @@ def plan_grids(
             continue
         plans.append(_plan(axis, first.factors, sites, grid, settings, layout))
     return plans, refused
+
+
+def crossing_axes(axes: Collection[Axis], min_tokens: int) -> set[Axis]:
+    """Token axes that are made of some of the same axes, as a video's and its frames'.
+
+    Tile order of one says nothing of the order in the other, so each is put into it around its attentions only.
+    """
+    large = [
+        axis
+        for axis in dict.fromkeys(map(resolve, axes))
+        if not isinstance(size := axis_size(axis), int) or size >= min_tokens
+    ]
+    atoms = {axis: set(atoms_of(axis)) for axis in large}
+    return {
+        axis
+        for axis in large
+        if any(atoms[axis] & atoms[other] for other in large if other != axis)
+    }
 
 
 def _plan(

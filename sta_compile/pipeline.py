@@ -27,7 +27,7 @@ from .analysis.infer_grid import GridInference, Refusal, VideoAttention
 from .analysis.trace_dims import DimTrace, trace_dims
 from .apply_plan import apply_plan
 from .errors import StaError, StrictError
-from .grid_plan import plan_grids, specialise_inputs, state_grids
+from .grid_plan import crossing_axes, plan_grids, specialise_inputs, state_grids
 from .ir.known_tokens import Asked, Known
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
@@ -112,7 +112,9 @@ def _rewrite(
         facts = _analyse(gm, example_inputs, settings, report, known)
     before = record(gm)
     grids = [attention.grid.axis for attention in facts.found]
-    joined = settings.layout == "graph" and bool(grids) and join_slices(facts.trace, grids)
+    crossing = crossing_axes(grids, settings.min_tokens)
+    joined = settings.layout == "graph" and bool(grids) and not crossing
+    joined = joined and join_slices(facts.trace, grids)
     if joined:
         facts = _analyse(gm, example_inputs, settings, report, known)
     trace, found, refused = facts.trace, facts.found, facts.refused

@@ -26,21 +26,24 @@ class FlagNodes:
         self._samples: set[Atom] | None = None
 
     def dense(self, found: VideoAttention) -> torch.fx.Node | None:
-        """The dense flags of a site, bool [batch]; a batch that is not known to be of samples is dense if any sample is."""
+        """The dense flags of a site, bool [batch].
+
+        A batch that is not known to be of samples, in their order, is dense if any sample is.
+        """
         if self.dense_root is None:
             return None
         site = found.site
         flags = self.threads.reach(self.dense_root, self.view.owner[site.node])
         samples = size_of(fake_value(flags).shape[0])
         batch = sizes_of(site.q, site.q_order, site.samples)[0]
-        if same_size(samples, batch) and not site.heads_in_batch:
+        around = self._around_samples(site, samples)
+        if around == (1, 1) or (same_size(batch, 1) and same_size(samples, 1)):
             return flags
         graph = site.node.graph
 
         def method(name: str, *args: object) -> torch.fx.Node:
             return add_call(graph, "call_method", name, args, like=site.node)
 
-        around = self._around_samples(site, samples)
         with graph.inserting_before(site.node):
             if around is not None:
                 before, after = around
