@@ -28,7 +28,7 @@ from .model_call import ModelCall, calling
 from .prefix import Prefix
 from .python_state import PythonState
 from .regions import Regions
-from .settings import Settings
+from .settings import OPTIONS, Settings
 from .size_tables import CallWithTables, small_constants, without_tables
 
 log = logging.getLogger(__name__)
@@ -54,12 +54,19 @@ def compile(
     inductor for all denoisers; a keyword with the name of a part (`transformer_2={...}`) holds options for that part, which
     beat the others, and None leaves the part as it is. Raises StaError for a mistake in them.
     """
+    if options is not None and not isinstance(options, Mapping):
+        raise StaError(f"options={options!r} is no dict; pass options={{'window': (18, 24, 24)}}")
     if isinstance(pipe_or_model, torch.nn.Module):
         parts: dict[str, torch.nn.Module] = {"": pipe_or_model}
         own: dict[str, Any] = {}
     else:
         names = modules_of(pipe_or_model)
         own = {name: more.pop(name) for name in list(more) if name in names}
+        for name, given in more.items():
+            if isinstance(given, Mapping) and name not in OPTIONS:
+                raise StaError(
+                    f"{type(pipe_or_model).__name__} has no part {name!r}; its parts are {', '.join(names)}"
+                )
         for name in unets_of(pipe_or_model):
             log.warning("%s has no tokens of video in its attention and is left as it is", name)
         parts = denoisers_of(pipe_or_model, own)

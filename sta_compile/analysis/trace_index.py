@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -133,9 +134,11 @@ def relate_setitem(trace: DimTrace, node: torch.fx.Node) -> bool:
 def written_axes(trace: DimTrace, node: torch.fx.Node) -> Dims | None:
     """Axes of the slice that a `setitem` writes."""
     x, index = node.args[:2]
-    if inside_vmap(fake_value(x)):
+    whole = fake_value(x)
+    if inside_vmap(whole):
         return None
-    region = fake_value(x)[fake_value_index(index)]
+    with getattr(whole, "fake_mode", None) or nullcontext():  # a list becomes a tensor
+        region = whole[fake_value_index(index)]
     dims = indexed(trace, x, index, tuple(size_of(s) for s in region.shape))  # type: ignore[arg-type]
     return dims if isinstance(dims, tuple) else None
 

@@ -282,3 +282,22 @@ def keys_rolled(q, k, v, mask):
 @torch.no_grad()
 def test_keys_moved_after_their_projection():
     assert not names(variants_of(Middle(attend=keys_rolled), latent=latent()))
+
+
+# ---- rows that are written by a list of numbers ----
+
+
+def rows_written(model, x):
+    x = model.blocks[0](x).clone()
+    x[:, [3, 9, 20]] = x[:, [1, 2, 5]]
+    return model.blocks[1](x)
+
+
+@torch.no_grad()
+def test_rows_written_by_a_list():
+    model, x = Middle(rows_written), latent()
+    variant = variants_of(model, latent=x)
+    assert names(variant) == model.sites
+    with Oracle(model, model.sites, window_mask(GRID, (3, 3, 4), (1, 3, 3))):
+        expected = model(x)
+    assert relative_error(variant.run(latent=x), expected) < 1e-5

@@ -236,6 +236,11 @@ class TestPipelines:
             ({"transformer_2": "full"}, "transformer_2='full' is no set of options"),
             ({"vae": {}}, "vae is no denoiser"),
             ({"mode": "fast"}, "there is no mode 'fast'"),
+            (
+                {"transfomer": {"window": "full"}},
+                "has no part 'transfomer'; its parts are transformer,",
+            ),
+            ({"options": [1]}, r"options=\[1\] is no dict"),
         ],
     )
     def test_a_mistake_raises_before_anything_is_compiled(self, options, message, stages_only):
