@@ -19,8 +19,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from . import config
 from .prefix import key_of
 from .regions import repeated_blocks
 
@@ -66,7 +67,10 @@ class PythonState:
         if not compiled:
             self._in_a_row = 0
             return False
-        key = key_of(args, kwargs)
+        # What else a compiled model is compiled anew for, with an end.
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        tensors = [x.is_inference() for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+        key = key_of(args, kwargs), modes, tuple(tensors), repr(config.overrides())
         self._in_a_row += key in self._seen
         self._seen.add(key)
         if self._in_a_row < _IN_A_ROW or self.blocks_alone or not self._blocks:

@@ -265,3 +265,18 @@ class TestConventionsOfTwoModels:
             rising.model(**rising.at(0.0))
         assert relative_error(falling.model(**falling.at(900.0))[0], exact) > 1e-3
         assert relative_error(rising.model(**rising.at(900.0))[0], exact) < 1e-5
+
+
+@torch.no_grad()
+def test_settings_that_change_are_no_state_of_python(stages_only):
+    """Compiles that follow the config or the grad mode come to an end: the model stays whole."""
+    sta_compile.reset_reports()
+    options = {name: value for name, value in OPTIONS.items() if name != "window"}
+    case = FAMILIES["wan"].case(1, GRID)
+    sta_compile.compile(case.model, **options)
+    windows = [(1, 1, 1), (1, 3, 3), (3, 3, 3), (1, 5, 5), (3, 5, 5), (3, 1, 1)]
+    for window in windows:
+        with sta_compile.config.patch(window=window):
+            case.model(**case.at(500.0))
+    assert not case.model._compiled_call_impl.state.blocks_alone
+    assert all(report.replaced for report in sta_compile.reports())
