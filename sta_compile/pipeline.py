@@ -112,9 +112,8 @@ def _rewrite(
         facts = _analyse(gm, example_inputs, settings, report, known)
     before = record(gm)
     grids = [attention.grid.axis for attention in facts.found]
-    crossing = crossing_axes(grids, settings.min_tokens)
-    joined = settings.layout == "graph" and bool(grids) and not crossing
-    joined = joined and join_slices(facts.trace, grids)
+    may_join = settings.layout == "graph" and not crossing_axes(grids, settings.min_tokens)
+    joined = may_join and bool(grids) and bool(join_slices(facts.trace, grids))
     if joined:
         facts = _analyse(gm, example_inputs, settings, report, known)
     trace, found, refused = facts.trace, facts.found, facts.refused
