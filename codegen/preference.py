@@ -7,10 +7,12 @@ are larger than Triton's, so short runs leave more of them half empty. Where the
 
 from __future__ import annotations
 
+from .cutlass_blocks import BLOCKS
+from .cutlass_forward import CAPABILITY
 from .emitter import Emitter, Problem
 
 CUTLASS_FROM: dict[tuple[int, int], int] = dict.fromkeys(
-    ((90, d) for d in (64, 72, 80, 96, 112, 120, 128, 160, 192, 256)), 64
+    ((CAPABILITY, head_dim) for head_dim in BLOCKS), 64
 )
 
 

@@ -12,7 +12,6 @@ shapes were compiled for in the call before, and in the one before that.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from . import config
 from .prefix import key_of
 from .regions import repeated_blocks
+from .shared_scope import SharedScope
 
 _IN_A_ROW = 3
 # It wraps the forward of a layer with adapters, under layerwise casting, and always calls it.
@@ -44,8 +44,7 @@ class PythonState:
         self._compiled_blocks: dict[nn.Module, Forward] = {}
         self._seen: set[Any] = set()
         self._in_a_row = 0
-        self._lock = threading.Lock()
-        self._calls = 0
+        self._scope = SharedScope()
         self._changed: list[tuple[Any, dict[str, Any]]] = []
 
     def hooks(self) -> list[Any]:
@@ -81,17 +80,8 @@ class PythonState:
     @contextmanager
     def apart(self, hooks: Sequence[Any]) -> Iterator[None]:
         """What Python decides is apart from what is compiled inside this block; calls that overlap share it."""
-        with self._lock:
-            self._calls += 1
-            if self._calls == 1:
-                self._enter(hooks)
-        try:
+        with self._scope.held(lambda: self._enter(hooks), self._leave):
             yield
-        finally:
-            with self._lock:
-                self._calls -= 1
-                if self._calls == 0:
-                    self._leave()
 
     def _enter(self, hooks: Sequence[Any]) -> None:
         for ref in hooks:

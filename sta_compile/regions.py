@@ -17,7 +17,6 @@ of the first (torch 2.13). Blocks whose forward is an instance attribute (hooks 
 from __future__ import annotations
 
 import inspect
-import threading
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +26,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .shared_scope import SharedScope
 
 # A block whose attributes differ from those of the others makes one more body; torch 2.13 raises at the ninth.
 _MANY_BODIES = 4096
@@ -59,8 +60,7 @@ class Regions:
     def __init__(self, model: nn.Module, *, enabled: bool = True) -> None:
         self.enabled = enabled
         self._repeated = repeated_blocks(model)
-        self._lock = threading.Lock()
-        self._calls = 0
+        self._scope = SharedScope()
         self._blocks: list[nn.Module] = []
 
     def off(self) -> None:
@@ -72,17 +72,8 @@ class Regions:
         if not self.enabled:
             yield
             return
-        with self._lock:
-            self._calls += 1
-            if self._calls == 1:
-                self._enter()
-        try:
+        with self._scope.held(self._enter, self._leave):
             yield
-        finally:
-            with self._lock:
-                self._calls -= 1
-                if self._calls == 0:
-                    self._leave()
 
     def _enter(self) -> None:
         for block in self._repeated:

@@ -14,6 +14,8 @@ struct Shared {
   int blocks, rest_blocks;
   unsigned short seen[kStages][kKeys / kGroup];  // bit i: key i of the group counts
 };
+static_assert(offsetof(Shared, seen) + sizeof(Shared::seen) + 1023 <= kSharedBytes,
+              "the host asks for kSharedBytes, of which up to 1023 align the struct");
 
 // Runs of keys: of the video's window, then one for each context.
 struct Keys {

@@ -17,7 +17,7 @@ from ..ir.target import Target
 def target(device: torch.device | str | None = None) -> Target:
     """What kernels are made for on a device; by default the GPU that the option `target` names, else the current device.
 
-    `STA_TARGET=sm_90` explains and builds for a Hopper GPU on a machine that has none.
+    `STA_TARGET=sm_90` examines and builds for a Hopper GPU on a machine that has none.
     """
     if device is not None:
         return detect(torch.device(device))
