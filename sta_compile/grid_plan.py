@@ -257,8 +257,8 @@ def _leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[Seg
                 for part in parts:
                     # The last axis of a rope table is no token axis, and made of three as well.
                     last = place == len(dims) - 1
-                    grid = inference.proved(part) or (
-                        None if last else inference.by_positions(part)
+                    grid = inference.grids.proved(part) or (
+                        None if last else inference.grids.by_positions(part)
                     )
                     # A hint is checked in its own graph only.
                     proved = grid is not None and grid.hint is None

@@ -64,7 +64,7 @@ def _unknown_parts(inference: GridInference, site: AttentionSite) -> list[Axis]:
     if axis is None:
         return []
     parts = segments_of(axis)
-    known = any(inference.grid_of(part) is not None for part in parts)
+    known = any(inference.grids.grid_of(part) is not None for part in parts)
     return [] if known else [whole for part in parts for whole in _sliced_from(part) if whole]
 
 

@@ -9,15 +9,12 @@ order; the mask is absent or leaves all keys of the video to its queries.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
 
 import torch.fx
 
-from ..ir.known_tokens import OF_CALL, Known, grid_of_tokens
+from ..ir.known_tokens import OF_CALL, Known
 from .attention_site import AttentionSite, Order, Problem
 from .axes import (
     Atom,
@@ -25,16 +22,14 @@ from .axes import (
     Size,
     atoms_of,
     axis_size,
-    factor_size,
     resolve,
     same_size,
     segments_of,
 )
-from .graph_view import canonical_name, is_parameter
-from .hints import Hint, Hints, how_to_tell
+from .grid_proofs import GridAxis, GridProofs
+from .hints import Hints, how_to_tell
 from .operator_limits import FROM_OTHER_GRAPHS, ONE_BODY, PICKED_BY_DATA, unsupported
 from .other_processes import SHARDED, OtherProcesses
-from .rope_axes import position_axes
 from .segments import SequenceReader, Tokens, match_segments, start_of, with_wholes
 from .token_parts import TokenParts
 from .token_streams import TokenStreams
@@ -53,41 +48,6 @@ class Refusal:
     hint: str
     over_grid: bool = True  # False: nothing shows that its tokens are video at all
     by_request: bool = False  # an option keeps it exact
-
-
-@dataclass(frozen=True, eq=False)
-class GridAxis:
-    """A token axis that is a grid, and its factors: frames, rows and columns, outermost first.
-
-    ones: which of the three have one position and so no factor; (0,) is an image.
-    """
-
-    axis: Axis
-    factors: Axis
-    evidence: str
-    kind: Literal["proved", "declared", "hinted"] = "proved"
-    hint: Hint | None = None
-    contradicts: tuple[int, int, int] | None = None  # a declared grid of as many tokens
-    ones: tuple[int, ...] = (0,)
-
-    @property
-    def basis(self) -> str:
-        """How the grid is known, for the report."""
-        text = f"{self.kind} by {self.evidence}"
-        if self.contradicts is not None:
-            text += f", so {self.contradicts} of option grid is not used"
-        return text
-
-    @property
-    def shape(self) -> tuple[Size, Size, Size]:
-        frames, rows, cols = self.in_place([factor_size(f) for f in self.factors])
-        return frames, rows, cols
-
-    def in_place(self, numbers: Sequence[Any]) -> list[Any]:
-        """One number per factor -> (frames, rows, cols)."""
-        rest = iter(numbers)
-        alone = self.ones if len(numbers) < 3 else ()
-        return [1 if axis in alone else next(rest) for axis in range(3)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,26 +74,13 @@ class GridInference:
         known: Known = MappingProxyType({}),
     ) -> None:
         self.trace, self.hints = trace, hints
-        self.declared = declared
-        self.known = known
+        self.grids = GridProofs(trace, declared, hints, known)
         self._processes = OtherProcesses(trace.view)
-        self._inputs = self._latents(
-            n for n in trace.view.nodes if trace.view.is_root_input(n) and not is_parameter(n)
-        )
         output = next(iter(reversed(trace.view.gm.graph.nodes)))
-        self._outputs = self._latents(output.all_input_nodes)
         self._returned = {a for node in output.all_input_nodes for a in trace.atoms(node)}
-        # declared grids: one tuple of factors per token axis
-        self._declared: dict[Axis, Axis] = {}
-        self._positions = position_axes(trace)
         self.streams = TokenStreams(trace)
         self._parts = TokenParts(self.streams)
         self._sequences = SequenceReader(trace.view, hints.values)
-
-    def _latents(self, nodes: Any) -> list[list[Axis]]:
-        """Axes of the tensors among the nodes: b, c, t, (h p), (w p) of a latent that is cut into patches."""
-        known = [dims for dims in map(self.trace.dims, nodes) if dims is not None]
-        return [[resolve(axis, to_grid=True) for axis in dims] for dims in known]
 
     def classify(self, site: AttentionSite) -> VideoAttention | Refusal | None:
         """What a site is; None for attention that is not over video tokens (cross-attention, text)."""
@@ -145,7 +92,7 @@ class GridInference:
         if q_axis is None or k_axis is None or v_axis is None or not same_axis(k_axis, v_axis):
             return self._opaque(site, PICKED_BY_DATA) if site.q_order.packed else None
         parts, keys = segments_of(q_axis), segments_of(k_axis)
-        grids = [i for i, part in enumerate(parts) if self.grid_of(part) is not None]
+        grids = [i for i, part in enumerate(parts) if self.grids.grid_of(part) is not None]
         if not same_axis(q_axis, k_axis):
             if self._is_part_of_grid(parts, keys):
                 return Refusal(
@@ -214,7 +161,9 @@ class GridInference:
         if not shared:
             return None
         # The tokens may have the samples before them.
-        over_grid = any(self.grid_of(part[-n:]) is not None for part in shared for n in (2, 3))
+        over_grid = any(
+            self.grids.grid_of(part[-n:]) is not None for part in shared for n in (2, 3)
+        )
         return Refusal(site.name, problem.reason, problem.hint, over_grid=over_grid)
 
     def _video(
@@ -224,7 +173,7 @@ class GridInference:
         index: int,
         keys: tuple[Axis, ...],
     ) -> VideoAttention | Refusal | None:
-        grid, problem = self.grid_of(parts[index]), unsupported(site)
+        grid, problem = self.grids.grid_of(parts[index]), unsupported(site)
         assert grid is not None
         if problem is not None:
             return Refusal(site.name, problem.reason, problem.hint)
@@ -268,7 +217,7 @@ class GridInference:
         for factor in (part[0] for part in parts if len(part) == 1):
             if isinstance(factor, Atom) and factor.slice_of is not None:
                 whole = segments_of(factor.slice_of[0])
-                return whole == keys and any(self.grid_of(key) is not None for key in keys)
+                return whole == keys and any(self.grids.grid_of(key) is not None for key in keys)
         return False
 
     def _no_grid(self, site: AttentionSite, axis: Axis) -> Refusal:
@@ -290,83 +239,13 @@ class GridInference:
             over_grid=False,
         )
 
-    def grid_of(self, part: Axis) -> GridAxis | None:
-        """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
-        stated = self._of_call(part) or self._of_option(part)
-        found = self.proved(part) or stated or self.by_positions(part)
-        if found is None or found.kind == "declared" or self.declared is None:
-            return found
-        contradicted = same_size(prod(found.shape), prod(self.declared)) and not all(
-            map(same_size, found.shape, self.declared)
-        )
-        return replace(found, contradicts=self.declared) if contradicted else found
-
-    def proved(self, part: Axis) -> GridAxis | None:
-        atoms = _grid_atoms(part)
-        if atoms is None:
-            return None
-        hint = self.hints.by_atom.get(atoms[-1])
-        if hint is not None:
-            ones = tuple(i for i, n in enumerate(hint.positions.grid) if n == 1)
-            return GridAxis(part, atoms, hint.evidence, "hinted", hint, ones=ones)
-        origin = next((a.origin for a in atoms if a.origin), "")
-        if origin and all(a.origin for a in atoms[-2:]):
-            return GridAxis(part, atoms, origin, ones=self._ones(atoms))
-        if self._spread_over(self._inputs, atoms):
-            return GridAxis(part, atoms, "reshape patchify")
-        if self._spread_over(self._outputs, atoms):
-            return GridAxis(part, atoms, "unpatchify")
-        return None
-
-    def _ones(self, atoms: tuple[Atom, ...]) -> tuple[int, ...]:
-        """Which of frames, rows and columns a 3-D convolution made no factor for, since there is one of them."""
-        for node in self.trace.view.nodes if len(atoms) == 2 else ():
-            dims = self.trace.dims(node) if canonical_name(node) == "conv3d" else None
-            held = [resolve(axis, to_grid=True) for axis in (dims or ())[-3:]]
-            ones = tuple(i for i, axis in enumerate(held) if not axis)
-            if len(ones) == 1 and sum((axis for axis in held), ()) == atoms:
-                return ones
-        return (0,)
-
-    def _of_call(self, part: Axis) -> GridAxis | None:
-        size = axis_size(part)
-        shape = grid_of_tokens(self.known, size) if isinstance(size, int) else None
-        return None if shape is None else GridAxis(part, self._stated(part, shape), OF_CALL)
-
-    def _of_option(self, part: Axis) -> GridAxis | None:
-        if self.declared is None or not same_size(axis_size(part), prod(self.declared)):
-            return None
-        return GridAxis(part, self._stated(part, self.declared), "option grid", "declared")
-
-    def _stated(self, part: Axis, shape: tuple[int, int, int]) -> Axis:
-        return self._declared.setdefault(resolve(part), tuple(Atom(s) for s in shape))
-
-    def by_positions(self, part: Axis) -> GridAxis | None:
-        factors = resolve(part, to_grid=True)
-        atoms = _grid_atoms(part)
-        three = atoms is not None and len(atoms) == 3
-        if not three and (len(factors) not in (2, 3) or factors not in self._positions):
-            return None
-        return GridAxis(part, factors, "positions of the rope tables")
-
-    def _spread_over(self, latents: list[list[Axis]], atoms: tuple[Atom, ...]) -> bool:
-        """Does one latent have each of the atoms as the outermost factor of a dimension of its own?
-
-        Two alone may be frames and positions in a frame: they are rows and columns if both are cut into patches.
-        """
-        for axes in latents:
-            own = [axis for atom in atoms for axis in axes if axis[:1] == (atom,)]
-            if len(own) == len(atoms) and (len(atoms) > 2 or all(len(axis) > 1 for axis in own)):
-                return True
-        return False
-
     def _from_latent(self, site: AttentionSite, parts: tuple[Axis, ...], index: int) -> bool:
         """Do the site's tokens come from the latent that proves its grid?
 
         Text of as many tokens has the grid's axis too, once it is added to a table of positions that the video shares.
         """
         part = parts[index]
-        grid = self.grid_of(part)
+        grid = self.grids.grid_of(part)
         if grid is None or grid.hint is not None or grid.evidence in _WITHOUT_LATENT:
             return True
         sources = self.streams.source(site, site.q, part)
@@ -377,8 +256,7 @@ class GridInference:
 
     def _frames_in_batch(self, site: AttentionSite) -> bool:
         """Is a part of q's batch axis an axis of the latent other than its batch?"""
-        latents = (*self._inputs, *self._outputs)
-        inner = {axis[0] for axes in latents for axis in axes[1:] if axis}
+        inner = {axis[0] for axes in self.grids.latents for axis in axes[1:] if axis}
         order = site.q_order
         others = (order.heads, order.tokens, order.features)
         dims = self.trace.dims(site.q) or ()
@@ -386,10 +264,3 @@ class GridInference:
             f for d, axis in enumerate(dims) if d not in others for f in resolve(axis, to_grid=True)
         }
         return any(f in inner for f in batch if isinstance(f, Atom))
-
-
-def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
-    """The two or three factors that a token axis may have to be a grid."""
-    factors = resolve(part, to_grid=True)
-    atoms = tuple(f for f in factors if isinstance(f, Atom))
-    return atoms if len(atoms) == len(factors) and len(factors) in (2, 3) else None

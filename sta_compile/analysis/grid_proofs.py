@@ -1,0 +1,162 @@
+"""Which token axes are grids, and how is that known?
+
+In order: the factors of an axis are proved by a convolution, a patchify, an unpatchify; told by the call or the option
+`grid`; or they are those of a rope table. A 3x4x5 latent that a convolution cuts into patches has axes (t3)(h4)(w5), and an
+axis `(t3 h4 w5)` is that grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any, Literal
+
+import torch.fx
+
+from ..ir.known_tokens import OF_CALL, Known, grid_of_tokens
+from .axes import Atom, Axis, Size, axis_size, factor_size, resolve, same_size
+from .graph_view import canonical_name, is_parameter
+from .hints import Hint, Hints
+from .rope_axes import position_axes
+from .trace_dims import DimTrace
+
+
+@dataclass(frozen=True, eq=False)
+class GridAxis:
+    """A token axis that is a grid, and its factors: frames, rows and columns, outermost first.
+
+    ones: which of the three have one position and so no factor; (0,) is an image.
+    """
+
+    axis: Axis
+    factors: Axis
+    evidence: str
+    kind: Literal["proved", "declared", "hinted"] = "proved"
+    hint: Hint | None = None
+    contradicts: tuple[int, int, int] | None = None  # a declared grid of as many tokens
+    ones: tuple[int, ...] = (0,)
+
+    @property
+    def basis(self) -> str:
+        """How the grid is known, for the report."""
+        text = f"{self.kind} by {self.evidence}"
+        if self.contradicts is not None:
+            text += f", so {self.contradicts} of option grid is not used"
+        return text
+
+    @property
+    def shape(self) -> tuple[Size, Size, Size]:
+        frames, rows, cols = self.in_place([factor_size(f) for f in self.factors])
+        return frames, rows, cols
+
+    def in_place(self, numbers: Sequence[Any]) -> list[Any]:
+        """One number per factor -> (frames, rows, cols)."""
+        rest = iter(numbers)
+        alone = self.ones if len(numbers) < 3 else ()
+        return [1 if axis in alone else next(rest) for axis in range(3)]
+
+
+class GridProofs:
+    """Answers for the token axes of one graph. declared: option `grid`; known: of token counts in this call."""
+
+    def __init__(
+        self, trace: DimTrace, declared: tuple[int, int, int] | None, hints: Hints, known: Known
+    ) -> None:
+        self.trace, self.hints = trace, hints
+        self.declared, self.known = declared, known
+        self._inputs = self._latents(
+            n for n in trace.view.nodes if trace.view.is_root_input(n) and not is_parameter(n)
+        )
+        output = next(iter(reversed(trace.view.gm.graph.nodes)))
+        self._outputs = self._latents(output.all_input_nodes)
+        # declared grids: one tuple of factors per token axis
+        self._declared: dict[Axis, Axis] = {}
+        self._positions = position_axes(trace)
+
+    @property
+    def latents(self) -> list[list[Axis]]:
+        """Axes of the inputs and outputs of the graph."""
+        return [*self._inputs, *self._outputs]
+
+    def _latents(self, nodes: Iterable[torch.fx.Node]) -> list[list[Axis]]:
+        """Axes of the tensors among the nodes: b, c, t, (h p), (w p) of a latent that is cut into patches."""
+        known = [dims for dims in map(self.trace.dims, nodes) if dims is not None]
+        return [[resolve(axis, to_grid=True) for axis in dims] for dims in known]
+
+    def grid_of(self, part: Axis) -> GridAxis | None:
+        """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
+        stated = self._of_call(part) or self._of_option(part)
+        found = self.proved(part) or stated or self.by_positions(part)
+        if found is None or found.kind == "declared" or self.declared is None:
+            return found
+        contradicted = same_size(prod(found.shape), prod(self.declared)) and not all(
+            map(same_size, found.shape, self.declared)
+        )
+        return replace(found, contradicts=self.declared) if contradicted else found
+
+    def proved(self, part: Axis) -> GridAxis | None:
+        atoms = _grid_atoms(part)
+        if atoms is None:
+            return None
+        hint = self.hints.by_atom.get(atoms[-1])
+        if hint is not None:
+            ones = tuple(i for i, n in enumerate(hint.positions.grid) if n == 1)
+            return GridAxis(part, atoms, hint.evidence, "hinted", hint, ones=ones)
+        origin = next((a.origin for a in atoms if a.origin), "")
+        if origin and all(a.origin for a in atoms[-2:]):
+            return GridAxis(part, atoms, origin, ones=self._ones(atoms))
+        if self._spread_over(self._inputs, atoms):
+            return GridAxis(part, atoms, "reshape patchify")
+        if self._spread_over(self._outputs, atoms):
+            return GridAxis(part, atoms, "unpatchify")
+        return None
+
+    def _ones(self, atoms: tuple[Atom, ...]) -> tuple[int, ...]:
+        """Which of frames, rows and columns a 3-D convolution made no factor for, since there is one of them."""
+        for node in self.trace.view.nodes if len(atoms) == 2 else ():
+            dims = self.trace.dims(node) if canonical_name(node) == "conv3d" else None
+            held = [resolve(axis, to_grid=True) for axis in (dims or ())[-3:]]
+            ones = tuple(i for i, axis in enumerate(held) if not axis)
+            if len(ones) == 1 and sum((axis for axis in held), ()) == atoms:
+                return ones
+        return (0,)
+
+    def _of_call(self, part: Axis) -> GridAxis | None:
+        size = axis_size(part)
+        shape = grid_of_tokens(self.known, size) if isinstance(size, int) else None
+        return None if shape is None else GridAxis(part, self._stated(part, shape), OF_CALL)
+
+    def _of_option(self, part: Axis) -> GridAxis | None:
+        if self.declared is None or not same_size(axis_size(part), prod(self.declared)):
+            return None
+        return GridAxis(part, self._stated(part, self.declared), "option grid", "declared")
+
+    def _stated(self, part: Axis, shape: tuple[int, int, int]) -> Axis:
+        return self._declared.setdefault(resolve(part), tuple(Atom(s) for s in shape))
+
+    def by_positions(self, part: Axis) -> GridAxis | None:
+        factors = resolve(part, to_grid=True)
+        atoms = _grid_atoms(part)
+        three = atoms is not None and len(atoms) == 3
+        if not three and (len(factors) not in (2, 3) or factors not in self._positions):
+            return None
+        return GridAxis(part, factors, "positions of the rope tables")
+
+    def _spread_over(self, latents: list[list[Axis]], atoms: tuple[Atom, ...]) -> bool:
+        """Does one latent have each of the atoms as the outermost factor of a dimension of its own?
+
+        Two alone may be frames and positions in a frame: they are rows and columns if both are cut into patches.
+        """
+        for axes in latents:
+            own = [axis for atom in atoms for axis in axes if axis[:1] == (atom,)]
+            if len(own) == len(atoms) and (len(atoms) > 2 or all(len(axis) > 1 for axis in own)):
+                return True
+        return False
+
+
+def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
+    """The two or three factors that a token axis may have to be a grid."""
+    factors = resolve(part, to_grid=True)
+    atoms = tuple(f for f in factors if isinstance(f, Atom))
+    return atoms if len(atoms) == len(factors) and len(factors) in (2, 3) else None
