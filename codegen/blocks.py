@@ -8,7 +8,7 @@ walks the table); but fp32 above head dim 128 spills 168 bytes with four segment
 weigh it against padded query rows.
 
 Measured: 16-bit types at head dims 64 and 128 on sm_90, on an H200 with triton 3.6, 24 heads of
-30x48x80 tokens in 6x8x8 tiles, 3x3x3 of them kept (`benchmarks/attention.py --sweep`). In ms:
+30x48x80 tokens in 6x8x8 tiles, 3x3x3 of them kept, each choice timed alone. In ms:
 
     TMA      d128: 128x128/8 26.2, 64x64/4 27.9, 128x64/8 29.7   d64: 64x128/4 15.9, 128x64/4 16.5
     pointer  d128: 128x64/8 29.9, 64x64/4 30.1                   d64: 64x128/4 16.8, 128x128/8 19.5

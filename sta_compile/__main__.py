@@ -1,7 +1,8 @@
-"""The command line: `python -m sta_compile explain | doctor | options | coverage`.
+"""The command line: `python -m sta_compile explain | doctor | bench | options | coverage`.
 
 python -m sta_compile explain WanTransformer3DModel --size 81x720x1280 --option window=18,24,24
 python -m sta_compile doctor        versions, devices, which kernels can run and why others can't
+python -m sta_compile bench         times of the attention kernels and of their peers, on a GPU
 python -m sta_compile options       every option with its default and meaning
 python -m sta_compile coverage      what is replaced in every diffusers transformer (minutes)
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +22,9 @@ from .option_values import triple
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    args = _parser().parse_args(given)
+    args.command = shlex.join(["python", "-m", "sta_compile", *given])
     try:
         code: int = args.run(args)
     except StaError as error:
@@ -69,6 +73,25 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what is installed and which kernels can run")
     doctor.add_argument("--json", action="store_true", help="print JSON instead of a table")
     doctor.set_defaults(run=_doctor)
+
+    bench = commands.add_parser(
+        "bench", help="check and time the attention kernels beside others, on a GPU"
+    )
+    bench.add_argument("--small", action="store_true", help="sizes that a CPU can do")
+    bench.add_argument("--only", default="", metavar="NAME", help="a part of the workload's name")
+    bench.add_argument("--direction", default="both", choices=("forward", "backward", "both"))
+    bench.add_argument("--kernel", default="auto", help="as the option kernel")
+    bench.add_argument(
+        "--peers", metavar="NAME,...", help="these peers alone; an empty text for none"
+    )
+    bench.add_argument(
+        "--seconds", type=float, default=4.0, help="of each workload's rounds (default 4)"
+    )
+    bench.add_argument("--json", metavar="FILE", help="where to write what was measured")
+    bench.add_argument(
+        "--chart", metavar="FILE", help="where to draw it, as PNG (needs matplotlib)"
+    )
+    bench.set_defaults(run=_bench)
 
     options = commands.add_parser("options", help="every option, its default and its meaning")
     options.add_argument("--markdown", action="store_true", help="as docs/options.md")
@@ -119,6 +142,26 @@ def _doctor(args: argparse.Namespace) -> int:
     findings = examine()
     _show(findings.to_dict() if args.json else findings, args.json)
     return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from .bench.measure import Options
+    from .bench.peers import PEERS
+    from .bench.run import device_of, run, write
+    from .bench.workloads import workloads
+    from .settings import read_option
+
+    device = device_of(args.small)
+    peers = None if args.peers is None else tuple(filter(None, args.peers.split(",")))
+    known = [peer.name for peer in PEERS]
+    unknown = [name for name in peers or () if name not in known]
+    if unknown:
+        raise StaError(f"there is no peer {unknown[0]!r}; pass some of {', '.join(known)}")
+    options = Options(device, read_option("kernel", args.kernel), peers, args.seconds)
+    chosen = workloads(args.small, args.only, args.direction)
+    head, rows, host = run(chosen, options, args.command)
+    write(head, rows, host, args.json, args.chart)
+    return 1 if any(row.failed for row in rows) else 0
 
 
 def _options(args: argparse.Namespace) -> int:

@@ -115,6 +115,12 @@ def launch_again(call: Call, key: Key) -> tuple[Tensor, Tensor] | None:
     return _result(tensors, out)
 
 
+def kernel_of(call: Call) -> str:
+    """The kernel that a call like this one ran on; "reference" if none did."""
+    ready = _ready.get(key_of(call))
+    return "reference" if ready is None else ready.spec.text()
+
+
 def attention_forward(
     call: Call, visible: Visibility, kernel: str, key: Key
 ) -> tuple[Tensor, Tensor] | None:

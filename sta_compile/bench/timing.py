@@ -1,0 +1,91 @@
+"""Medians of contestants that take turns, so that all see the same clocks and the same heat."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from .clock import Clock
+
+Run = Callable[[], object]
+LEAST_ROUNDS, MOST_ROUNDS = 5, 100
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Medians. megahertz: of the multiprocessors, None if nothing says it. rounds: how many runs."""
+
+    ms: float
+    megahertz: float | None
+    rounds: int
+
+
+class Watch(Protocol):
+    def measure(self, run: Run) -> tuple[float, list[float]]:
+        """(milliseconds, clocks in MHz that were read meanwhile) of one run."""
+
+
+class HostWatch:
+    """For a device that has finished when the call returns."""
+
+    def measure(self, run: Run) -> tuple[float, list[float]]:
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e3, []
+
+
+class CudaWatch:
+    """Reads the clock while the device works; the host has nothing else to do then."""
+
+    def __init__(self, clock: Clock | None) -> None:
+        self._clock = clock
+
+    def measure(self, run: Run) -> tuple[float, list[float]]:
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        stop.record()
+        clocks: list[float] = []
+        while self._clock is not None and not stop.query():
+            clocks += self._clock.megahertz()
+            time.sleep(1e-3)
+        stop.synchronize()
+        return start.elapsed_time(stop), clocks
+
+
+def interleaved(
+    runs: Mapping[str, Run], watch: Watch, seconds: float, rounds: int = LEAST_ROUNDS
+) -> dict[str, Timing]:
+    """Every contestant once a round, for as long as `seconds` and for `rounds` rounds at least."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    clocks: dict[str, list[float]] = {name: [] for name in runs}
+    end, done = time.monotonic() + seconds, 0
+    while done < rounds or (time.monotonic() < end and done < MOST_ROUNDS):
+        for name, run in runs.items():
+            ms, read = watch.measure(run)
+            times[name].append(ms)
+            clocks[name] += read
+        done += 1
+    return {
+        name: Timing(
+            statistics.median(values),
+            statistics.median(clocks[name]) if clocks[name] else None,
+            done,
+        )
+        for name, values in times.items()
+    }
+
+
+def warm_up(run: Run, device: torch.device, seconds: float) -> None:
+    """Until the card has the clocks that it can keep."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for _ in range(10):
+            run()
+        if device.type == "cuda":
+            torch.cuda.synchronize()

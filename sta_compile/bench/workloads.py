@@ -1,0 +1,148 @@
+"""What is measured: token grids of real models and of the paper, with the tilings that the planner gives them.
+
+Tilings and windows are (frames, rows, cols). "W1" is the paper's table: 30x48x80 tokens in 6x8x8 tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+
+from ..ir.attention_spec import AttentionSpec, Triple
+from ..ir.geometry import Geometry
+from ..ir.tiling import Tiling
+from ..ir.window import Window
+from ..ops.arguments import geometry_of
+from .patterns import Everything, Pattern, Tiles
+
+DENSE = ("cudnn", "flash", "flash-attn-4")
+SAME_WINDOW = ("flex STA", "flash-attn-4 STA", "fastvideo STA")
+OTHER_WINDOWS = ("flex NATTEN", "flex Swin", "natten")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One sequence: video tokens, then `text` tokens of which `valid` are keys. tiles: per axis. window: in tiles."""
+
+    name: str
+    grid: Triple
+    tiles: Triple
+    window: Triple | str
+    heads: int
+    head_dim: int = 128
+    text: int = 0
+    valid: int = 0
+    dense: bool = False  # a flag of the sample, beside a window
+    token_major: bool = True
+    backward: bool = False
+    peers: tuple[str, ...] = DENSE
+
+    @property
+    def video(self) -> int:
+        return prod(self.grid)
+
+    @property
+    def segments(self) -> list[int]:
+        return [self.video, self.text] if self.text else [self.video]
+
+    @property
+    def tiling(self) -> Tiling:
+        return Tiling(self.grid, self.tiles)
+
+    @property
+    def full(self) -> bool:
+        return self.dense or self.window == "full"
+
+    @property
+    def tile_window(self) -> Window:
+        """As given; of all tiles if it is full."""
+        return Window(self.tiles if isinstance(self.window, str) else self.window)
+
+    @property
+    def pattern(self) -> Pattern:
+        if self.full:
+            return self.everything
+        return Tiles(self.tiling, self.tile_window, self.text, self.valid)
+
+    @property
+    def everything(self) -> Everything:
+        return Everything(self.video + self.text, self.video + self.valid)
+
+    def spec(self, kernel: str) -> str:
+        roles = ("video", "context") if self.text else ("video",)
+        window = "full" if self.window == "full" else self.tile_window.tiles
+        return AttentionSpec(roles, tiles=self.tiles, window=window, kernel=kernel).text()  # type: ignore[arg-type]
+
+    def geometry(self) -> Geometry:
+        return geometry_of(self.segments, self.grid, self.spec("auto"))
+
+    def flops(self, pairs: int) -> float:
+        """Two products of each pair and head; the backward has five."""
+        return (10.0 if self.backward else 4.0) * pairs * self.head_dim * self.heads
+
+
+W1 = Workload(
+    "W1 333",
+    (30, 48, 80),
+    (5, 6, 10),
+    (3, 3, 3),
+    24,
+    peers=(*DENSE, *SAME_WINDOW, *OTHER_WINDOWS),
+)
+WAN = Workload("wan 21x45x80", (21, 45, 80), (4, 5, 11), (3, 3, 3), 40, peers=(*DENSE, "flex STA"))
+FORWARD = (
+    W1,
+    replace(W1, name="W1 333 head-major", token_major=False, peers=()),
+    replace(W1, name="W1 555", window=(5, 5, 5), peers=(*DENSE, *SAME_WINDOW)),
+    replace(W1, name="W1 333 text 256", text=256, valid=200, peers=DENSE),
+    replace(W1, name="W1 full", window="full", peers=DENSE),
+    replace(W1, name="W1 dense flag", dense=True, peers=()),
+    WAN,
+    Workload("hunyuan 33x45x80", (33, 45, 80), (6, 5, 11), (3, 3, 3), 24, text=256, valid=77),
+    Workload("31x44x80", (31, 44, 80), (5, 6, 9), (3, 3, 3), 24),
+    Workload("mochi 28x30x53", (28, 30, 53), (6, 4, 6), (3, 3, 3), 24, text=256, valid=200),
+    Workload("13x30x45 d64", (13, 30, 45), (3, 4, 5), (3, 3, 3), 48, head_dim=64),
+    Workload(
+        "cogvideox 11x48x85",
+        (11, 48, 85),
+        (1, 6, 18),
+        (1, 3, 5),
+        48,
+        head_dim=64,
+        text=226,
+        valid=226,
+    ),
+    replace(W1, name="W1 333 d64", head_dim=64, peers=()),
+)
+BACKWARD = tuple(
+    replace(w, name=f"{w.name} backward", backward=True, peers=peers)
+    for w, peers in (
+        (W1, (*DENSE, "flex STA", "flash-attn-4 STA")),
+        (replace(W1, name="W1 555", window=(5, 5, 5)), (*DENSE, "flash-attn-4 STA")),
+        (WAN, DENSE),
+    )
+)
+_TINY = Workload("small 333", (5, 6, 8), (3, 3, 4), (1, 3, 3), 2, head_dim=32, peers=W1.peers)
+SMALL = (
+    _TINY,
+    replace(_TINY, name="small text", text=24, valid=17, peers=DENSE),
+    replace(_TINY, name="small full", window="full", peers=DENSE),
+    replace(_TINY, name="small dense flag", dense=True, token_major=False, peers=()),
+    replace(_TINY, name="small 333 backward", backward=True, peers=(*DENSE, "flex STA")),
+)
+
+
+def workloads(small: bool, only: str, directions: str) -> tuple[Workload, ...]:
+    """only: a part of the name. directions: "forward", "backward" or "both"."""
+    every = SMALL if small else (*FORWARD, *BACKWARD)
+    return tuple(
+        w
+        for w in every
+        if only in w.name and directions in ("both", "backward" if w.backward else "forward")
+    )
+
+
+def dtype_of(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
