@@ -8,14 +8,14 @@ walks the table); but fp32 above head dim 128 spills 168 bytes with four segment
 weigh it against padded query rows.
 
 Measured: 16-bit types at head dims 64 and 128 on sm_90, on an H200 with triton 3.6, 24 heads of
-30x48x80 tokens in 6x8x8 tiles, 3x3x3 of them kept, each choice timed alone. In ms:
+30x48x80 tokens in 6x8x8 tiles, 3x3x3 of them kept, all heads at once. In ms:
 
     TMA      d128: 128x128/8 26.2, 64x64/4 27.9, 128x64/8 29.7   d64: 64x128/4 15.9, 128x64/4 16.5
     pointer  d128: 128x64/8 29.9, 64x64/4 30.1                   d64: 64x128/4 16.8, 128x128/8 19.5
 
-(rows x keys / warps). Pointer loads with 128x128/8 at d128 (28.4) and 128x64/4 at d64 (16.3) are
-left out: with four context segments, a head dim that is padded or on sm_100 they spill. All other
-rows are compiled, not timed.
+(rows x keys / warps; `python -m sta_compile bench --only "W1 333" --kernels` times these and more).
+Pointer loads with 128x128/8 at d128 (28.4) and 128x64/4 at d64 (16.3) are left out: with four context
+segments, a head dim that is padded or on sm_100 they spill. All other rows are compiled, not timed.
 """
 
 from __future__ import annotations
@@ -81,3 +81,27 @@ def choices(arch: int, dtype: str, head_dim: int, loads: str) -> tuple[Choice, .
         return _SINGLE[padded]
     key = architecture(arch, loads), padded
     return _HALF[key] if head_dim == padded else _PADDED.get(key, _HALF[key])
+
+
+# What else mode="max-autotune" times, where it fits the shared memory: (rows, keys, warps, stages).
+_TRIED = (
+    *((128, 128, 8, stages) for stages in (2, 3)),
+    *((128, 64, 8, stages) for stages in (2, 3, 4)),
+    (128, 32, 8, 3),
+    (128, 64, 4, 3),
+    *((64, 128, 4, stages) for stages in (2, 3)),
+    *((64, 64, 4, stages) for stages in (2, 3, 4)),
+    (64, 32, 4, 3),
+)
+
+
+def blocks_to_try(shared_memory: int, dtype: str, head_dim: int) -> tuple[Blocks, ...]:
+    """Blocks of 16-bit types beside those of the table; they may spill, and then they are slow."""
+    if dtype == "fp32":
+        return ()
+    row = 2 * pad_head_dim(head_dim)
+    return tuple(
+        Blocks(m, n, warps, stages)
+        for m, n, warps, stages in _TRIED
+        if (m + 2 * stages * n) * row + 1024 <= shared_memory
+    )

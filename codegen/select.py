@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
-from ..ir.kernel_spec import KernelSpec
+from ..ir.kernel_spec import KernelSpec, parse_choice
+from .blocks import blocks_to_try
 from .cutlass_forward import CutlassForward
 from .emitter import Emitter, Problem
 from .preference import order
@@ -14,15 +16,39 @@ EMITTERS: tuple[Emitter, ...] = (CutlassForward(), TritonForward("tma"), TritonF
 
 
 @lru_cache(maxsize=4096)
-def select(problem: Problem, kernel: str) -> tuple[tuple[KernelSpec, ...], tuple[str, ...]]:
-    """Kernels, preferred first, and why others refused. kernel: "auto" or an emitter's name."""
+def select(
+    problem: Problem, kernel: str, choice: str = ""
+) -> tuple[tuple[KernelSpec, ...], tuple[str, ...]]:
+    """Kernels, preferred first, and why others refused. kernel: "auto" or an emitter's name.
+
+    choice: of a measurement (KernelSpec.choice); it comes first if its emitter accepts the problem.
+    """
     able, reasons = _able(problem, kernel)
-    return tuple(emitter.specify(problem) for emitter in able), reasons
+    specs = [emitter.specify(problem) for emitter in able]
+    if choice:
+        name, loads, blocks = parse_choice(choice)
+        of_emitter = (spec for spec in specs if (spec.emitter, spec.loads) == (name, loads))
+        specs = [*(replace(spec, blocks=blocks) for spec in of_emitter), *specs]
+    return tuple(dict.fromkeys(specs)), reasons
 
 
 def candidates(problem: Problem, kernel: str) -> tuple[tuple[KernelSpec, ...], ...]:
     """As `select`, for lengths that are not known yet: of each emitter, all that it may choose."""
     return tuple(emitter.candidates(problem) for emitter in _able(problem, kernel)[0])
+
+
+def variants(problem: Problem, kernel: str) -> tuple[KernelSpec, ...]:
+    """Every kernel that a measurement may choose from; first what `select` puts first."""
+    found: dict[KernelSpec, None] = {}
+    for emitter in _able(problem, kernel)[0]:
+        spec = emitter.specify(problem)
+        others = emitter.candidates(problem)
+        if emitter.name == "triton":
+            memory = problem.target.shared_memory
+            tried = blocks_to_try(memory, problem.dtype, problem.head_dim)
+            others = (*others, *(replace(spec, blocks=blocks) for blocks in tried))
+        found.update(dict.fromkeys((spec, *others)))
+    return tuple(found)
 
 
 def _able(problem: Problem, kernel: str) -> tuple[tuple[Emitter, ...], tuple[str, ...]]:

@@ -87,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--seconds", type=float, default=4.0, help="of each workload's rounds (default 4)"
     )
+    bench.add_argument(
+        "--kernels", action="store_true", help="time every kernel that may run, too, on few heads"
+    )
     bench.add_argument("--json", metavar="FILE", help="where to write what was measured")
     bench.add_argument(
         "--chart", metavar="FILE", help="where to draw it, as PNG (needs matplotlib)"
@@ -157,7 +160,8 @@ def _bench(args: argparse.Namespace) -> int:
     unknown = [name for name in peers or () if name not in known]
     if unknown:
         raise StaError(f"there is no peer {unknown[0]!r}; pass some of {', '.join(known)}")
-    options = Options(device, read_option("kernel", args.kernel), peers, args.seconds)
+    kernel = read_option("kernel", args.kernel)
+    options = Options(device, kernel, peers, args.seconds, kernels=args.kernels)
     chosen = workloads(args.small, args.only, args.direction)
     head, rows, host = run(chosen, options, args.command)
     write(head, rows, host, args.json, args.chart)

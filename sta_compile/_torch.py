@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -374,13 +375,12 @@ def _both(mine: Any, users: Any) -> Any:
     return TaggedPass()
 
 
-def reset_cudagraphs() -> None:
-    """Frees CUDA graph trees, as inductor's own reset does; nothing if none were made."""
-    import sys
+def without_fake_mode() -> AbstractContextManager[Any]:
+    """Tensors that are made inside are real ones, whatever is being traced."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-    trees = sys.modules.get("torch._inductor.cudagraph_trees")
-    if trees is not None:
-        trees.reset_cudagraph_trees()
+    found: AbstractContextManager[Any] = unset_fake_temporarily()
+    return found
 
 
 def size_hint(size: Any) -> int:

@@ -31,10 +31,11 @@ def sta(
 ) -> Callable[..., Any]:
     """Compiles one Dynamo graph.
 
-    mode: as for inductor ("reduce-overhead", "max-autotune", ...). options: sta_compile's and inductor's in one dict.
+    mode: as for inductor ("reduce-overhead", ...); "max-autotune" measures attention kernels too. options: sta_compile's
+    and inductor's in one dict.
     Raises StaError for a user's mistake in the options.
     """
-    from . import _torch, model_call, warn_once
+    from . import _inductor, _torch, model_call, warn_once
     from ._guards import install_config_guard, install_convention_guard, install_grids_guard
     from .analysis.operator_limits import ONE_BODY
     from .pipeline import NOTHING_FOUND
@@ -42,6 +43,7 @@ def sta(
     from .report import record
     from .rewriting.add_input import example_of, take_over
     from .settings import OPTIONS, Settings
+    from .tune_kernels import tune_kernels
     from .warm_kernels import warm_kernels
 
     settings, patches = Settings.resolve(options)
@@ -57,6 +59,9 @@ def sta(
         hidden = [site for site in report.refused if site.reason == ONE_BODY.reason]
         if hidden:
             raise RegionsHideTokens(f"{hidden[0].name}: {hidden[0].reason}")
+    if report.replaced and _inductor.asks_for_max_autotune(mode, patches):
+        with report.stage("measure kernels"):
+            report.measured += tune_kernels(gm, _version())
     if report.replaced:
         with report.stage("build kernels"):
             report.name_kernels(warm_kernels(gm))
@@ -86,14 +91,14 @@ def sta(
 
 def _reset() -> None:
     """For `torch._dynamo.reset()`: the next compile is as in a new process."""
-    from . import _torch, warn_once
+    from . import _inductor, warn_once
     from .noise_plan import conventions
     from .report import reset_reports
 
     reset_reports()
     conventions.clear()
     warn_once.forget()
-    _torch.reset_cudagraphs()
+    _inductor.reset_cudagraphs()
 
 
 sta.reset = _reset  # type: ignore[attr-defined]
@@ -155,6 +160,11 @@ def _source_hash() -> str:
 
 
 def _cache_tag(fingerprint: str) -> str:
+    return f"{_version()} {fingerprint}"
+
+
+def _version() -> str:
+    """Of everything that decides what a compiled graph computes, and how fast."""
     from ._version import __version__
 
-    return f"sta_compile {__version__} {_source_hash()} {fingerprint}"
+    return f"sta_compile {__version__} {_source_hash()}"

@@ -93,6 +93,7 @@ class Report:
     # By the number of tokens, for later graphs.
     stated: dict[int, Segments] = field(default_factory=dict)
     asked: tuple[int, ...] = ()  # numbers of tokens that earlier graphs were asked about
+    measured: tuple[str, ...] = ()  # the fastest kernels and their times, under mode="max-autotune"
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:

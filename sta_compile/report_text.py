@@ -184,6 +184,7 @@ def _facts(report: Report) -> str:
             for name, site, _ in _groups(report.replaced)
             if site.calls > 1
         ]
+    lines += report.measured
     if report.seconds:
         stages = ", ".join(f"{stage} {value:.2f}" for stage, value in report.seconds.items())
         lines.append(f"seconds: {sum(report.seconds.values()):.2f} ({stages})")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..ops import library  # noqa: F401  registers the operators
 from ..runtime import launch
+from ..runtime.prepare import Request
 from .patterns import Pattern
 from .workloads import Workload, dtype_of
 
@@ -72,6 +73,24 @@ class Inputs:
         keys = self.workload.video + self.workload.valid
         k, v = (x.transpose(1, 2)[:, :keys].contiguous() for x in (self.k, self.v))
         return self.q.transpose(1, 2).contiguous(), k, v
+
+    def request(self, kernel: str) -> Request:
+        """What decides the kernels of the call."""
+        w = self.workload
+        return Request(
+            (1, w.heads, sum(w.segments), w.head_dim),
+            w.heads,
+            sum(w.segments),
+            self.q.dtype,
+            self.q.device,
+            w.geometry(),
+            len(w.segments) - 1,
+            token_major=w.token_major,
+            lengths=torch.int64 if w.text else None,
+            dense=w.dense,
+            scale=self.scale,
+            kernel=kernel,
+        )
 
     def call(self, kernel: str) -> launch.Call:
         """The operator's arguments."""

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from ..codegen.select import variants
+from ..runtime.timing import LEAST_ROUNDS, interleaved, watch_of
+from ..runtime.tune import measure_on_device
 from .check import WrongResult, check
 from .clock import clock_of
 from .inputs import Contestant, Inputs, kernel_of, ours
 from .peers import PEERS
-from .timing import LEAST_ROUNDS, CudaWatch, HostWatch, Watch, interleaved
 from .workloads import Workload, dtype_of
 
 MATRIX = "matrix product"
@@ -21,13 +23,17 @@ MATRIX_SIZES = {"cuda": (8192, 8), "cpu": (256, 1)}  # rows, and products of one
 
 @dataclass(frozen=True)
 class Options:
-    """peers: names, None for all of a workload. seconds: of one workload's rounds, which are `rounds` at least."""
+    """peers: names, None for all of a workload. seconds: of one workload's rounds, which are `rounds` at least.
+
+    kernels: time every kernel that may run a forward, too, on few heads.
+    """
 
     device: torch.device
     kernel: str = "auto"
     peers: tuple[str, ...] | None = None
     seconds: float = 4.0
     rounds: int = LEAST_ROUNDS
+    kernels: bool = False
 
 
 @dataclass
@@ -36,8 +42,8 @@ class Row:
 
     tflops: on the pairs that a contestant keeps. share: of the matrix product's rate. speedup: over the fastest dense
     peer. mcycles: million clock cycles of a multiprocessor. missing: peers that were not measured, and why.
-    kernel, extra_bytes: of the forward, and what a call of it needs beside its inputs and outputs. failed: why nothing
-    is timed.
+    kernel, extra_bytes: of the forward, and what a call of it needs beside its inputs and outputs. kernels: milliseconds of
+    each that may run, on few heads. failed: why nothing is timed.
     """
 
     workload: str
@@ -56,6 +62,7 @@ class Row:
     matrix_tflops: float = 0.0
     rounds: int = 0
     extra_bytes: int | None = None
+    kernels: dict[str, float] = field(default_factory=dict)
     failed: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,6 +84,10 @@ def measure(workload: Workload, options: Options) -> Row:
         return row
     if not w.backward:
         row.kernel, row.extra_bytes = kernel_of(inputs, options.kernel), extra_bytes(mine, device)
+        request = inputs.request(options.kernel)
+        if options.kernels and request.has_kernels and not w.dense:
+            times = measure_on_device(request, variants(request.problem(), options.kernel))
+            row.kernels = {spec.text(): ms for spec, ms in times.items()}
     contestants = {"sta": mine}
     dense = set()
     for peer in PEERS:
@@ -107,7 +118,9 @@ def _time(
 ) -> None:
     product, flops = matrix_product(options.device)
     runs = {name: c.run for name, c in contestants.items()} | {MATRIX: product}
-    timings = interleaved(runs, watch_of(options.device), options.seconds, options.rounds)
+    clock = clock_of(options.device) if options.device.type == "cuda" else None
+    watch = watch_of(options.device, None if clock is None else clock.megahertz)
+    timings = interleaved(runs, watch, options.seconds, options.rounds)
     rate = flops / timings[MATRIX].ms / 1e9
     row.matrix_tflops, row.rounds = rate, timings[MATRIX].rounds
     fastest = min((timings[name].ms for name in dense), default=None)
@@ -121,10 +134,6 @@ def _time(
         if timing.megahertz is not None:
             row.megahertz[name] = timing.megahertz
             row.mcycles[name] = timing.megahertz * timing.ms / 1e3
-
-
-def watch_of(device: torch.device) -> Watch:
-    return CudaWatch(clock_of(device)) if device.type == "cuda" else HostWatch()
 
 
 def matrix_product(device: torch.device) -> tuple[Callable[[], object], float]:

@@ -19,9 +19,9 @@ import torch
 from .._version import __version__
 from ..errors import StaError
 from ..runtime.target import detect
+from ..runtime.timing import warm_up
 from .inputs import Inputs
 from .measure import Options, Row, matrix_product, measure_all
-from .timing import warm_up
 from .workloads import SMALL, Workload
 
 PACKAGES = ("triton", "nvidia-cuda-nvrtc", "flash-attn-4", "natten", "fastvideo-kernel")

@@ -29,7 +29,8 @@ def as_table(row: Row) -> RenderableType:
     for name in sorted(row.ms, key=lambda name: row.ms[name]):
         table.add_row(name, *_cells(row, name))
     left = (f"  {name} is not measured: {reason}" for name, reason in row.missing.items())
-    return Group(table, *left)
+    kernels = sorted(row.kernels.items(), key=lambda item: item[1])
+    return Group(table, *left, *(f"  {ms:8.3f} ms of few heads: {name}" for name, ms in kernels))
 
 
 def _cells(row: Row, name: str) -> list[str]:

@@ -33,6 +33,7 @@ class AttentionSpec:
     tile: tile extents in tokens for `request`, or None for the planner's choice.
     min_tokens: with `request`, grids of fewer tokens get the full window.
     kernel: "auto", "cutlass", "triton" or "reference".
+    choice: what mode="max-autotune" measured to be the fastest of these (KernelSpec.choice), or "".
     """
 
     roles: tuple[str, ...]
@@ -42,6 +43,7 @@ class AttentionSpec:
     tile: Triple | None = None
     min_tokens: int = 0
     kernel: str = "auto"
+    choice: str = ""
 
     def __post_init__(self) -> None:
         if self.roles.count("video") != 1 or set(self.roles) - {"video", "context", "keys"}:
@@ -73,7 +75,8 @@ class AttentionSpec:
         else:
             parts += [f"request={_join(self.request)}", f"tile={_join(self.tile or 'auto')}"]
             parts += [f"min={self.min_tokens}"]
-        return " ".join([*parts, f"kernel={self.kernel}"])
+        parts += [f"kernel={self.kernel}"]
+        return " ".join(parts + ([f"choice={self.choice}"] if self.choice else []))
 
     @staticmethod
     def parse(text: str) -> AttentionSpec:
@@ -119,6 +122,7 @@ def _parse(text: str) -> AttentionSpec:
             tile=None if tile == "auto" else _triple(tile),
             min_tokens=int(values.get("min", 0)),
             kernel=values["kernel"],
+            choice=values.get("choice", ""),
         )
     except (KeyError, ValueError) as error:
         raise StaError(

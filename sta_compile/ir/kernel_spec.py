@@ -55,6 +55,12 @@ class KernelSpec:
     def padded_head_dim(self) -> int:
         return pad_head_dim(self.head_dim)
 
+    @property
+    def choice(self) -> str:
+        """What a measurement chooses of all this, as text without spaces: `parse_choice` is the inverse."""
+        b = self.blocks
+        return f"{self.emitter},{self.loads},{b.m},{b.n},{b.warps},{b.stages}"
+
     def text(self) -> str:
         m, n = self.blocks.m, self.blocks.n
         parts = [
@@ -68,3 +74,10 @@ class KernelSpec:
             "video_masked" if self.video_masked else "",
         ]
         return " ".join(part for part in parts if part)
+
+
+def parse_choice(text: str) -> tuple[str, str, Blocks]:
+    """(emitter, loads, blocks). Raises ValueError for text that `KernelSpec.choice` did not write."""
+    emitter, loads, *sizes = text.split(",")
+    m, n, warps, stages = map(int, sizes)
+    return emitter, loads, Blocks(m, n, warps, stages)

@@ -76,8 +76,14 @@ def load(key: str) -> Entry | None:
     return _unpack(key, data)
 
 
-def store(key: str, entry: Entry) -> bool:
-    """Whether it was kept. Never raises for a disk's sake."""
+def store_first(key: str, entry: Entry) -> Entry:
+    """What every process finds from now on: this entry, or one that was there before."""
+    store(key, entry, first=True)
+    return load(key) or entry
+
+
+def store(key: str, entry: Entry, first: bool = False) -> bool:
+    """Whether one is kept. Never raises for a disk's sake. first: a whole entry that is there already stays."""
     temporary = ""
     try:
         place = _place(key)
@@ -89,13 +95,27 @@ def store(key: str, entry: Entry) -> bool:
             file.write(_pack(key, entry))
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, place)
+        if not (first and _linked(temporary, place, key)):
+            os.replace(temporary, place)
     except OSError as error:
         if temporary:
             with suppress(OSError):
                 os.unlink(temporary)
         _say_unusable(error)
         return False
+    return True
+
+
+def _linked(temporary: str, place: Path, key: str) -> bool:
+    """Whether a whole entry is in place now; a link, unlike a move, fails where another process was faster."""
+    try:
+        os.link(temporary, place)
+    except FileExistsError:
+        if load(key) is None:
+            return False
+    except OSError:  # a file system without links
+        return False
+    os.unlink(temporary)
     return True
 
 

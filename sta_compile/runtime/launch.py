@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..codegen.select import select
 from ..errors import StaError
+from ..ir.attention_spec import AttentionSpec
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from ..ir.visibility import Visibility
@@ -135,7 +136,8 @@ def attention_forward(
     of_context = geometry.context_keys > 0
     copies = Copies(*(not is_aligned(x) for x in (*call[:3], torch.empty_like(q))))
     tensors, out = _tensors(call, copies, of_context)
-    specs, refusals = select(problem_of(tensors, geometry, scale), kernel)
+    choice = AttentionSpec.parse(call.spec).choice
+    specs, refusals = select(problem_of(tensors, geometry, scale), kernel, choice)
     for spec in specs:
         if spec not in _failed and (start := run(spec, tensors, geometry, scale)):
             if len(_ready) >= MOST_READY:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from ..codegen.emitter import Problem
 from ..codegen.select import candidates, select
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
@@ -17,63 +21,83 @@ from .target import detect
 from .tensors import Tensors
 
 
-def prepare(
-    shape: tuple[int, int, int, int],
-    kv_heads: int,
-    keys: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    geometry: Geometry | None,
-    contexts: int,
-    *,
-    token_major: bool = True,
-    lengths: torch.dtype | None = None,
-    dense: bool = False,
-    masked: bool = False,
-    video_masked: bool = False,
-    scale: float = 1.0,
-    kernel: str = "auto",
-) -> tuple[str, ...]:
-    """Builds what calls on tensors [batch, heads, tokens, head_dim] will launch; texts of the kernels.
+@dataclass(frozen=True)
+class Request:
+    """What decides the kernels of a call, without its tensors.
 
-    keys: tokens of k and v. geometry: None for a grid that is not known yet: builds every block size that may be chosen.
-    token_major: memory is [batch, tokens, heads, head_dim]. device: on meta, kernels are compiled for the target that
-    the option `target` names, and not loaded. Failures are kept and reported as for a call, so that a model never fails
-    to compile because a kernel does.
+    shape: of q, [batch, heads, tokens, head_dim]. keys: tokens of k and v. geometry: None for a grid that is not known yet.
+    token_major: memory is [batch, tokens, heads, head_dim]. device: on meta, kernels are those of the target that the
+    option `target` names. kernel, choice: as in AttentionSpec.
     """
-    batch, heads, queries, head_dim = shape
-    if detect(device).kind != "cuda" or kernel == "reference":
+
+    shape: tuple[int, int, int, int]
+    kv_heads: int
+    keys: int
+    dtype: torch.dtype
+    device: torch.device
+    geometry: Geometry | None
+    contexts: int
+    token_major: bool = True
+    lengths: torch.dtype | None = None
+    dense: bool = False
+    masked: bool = False
+    video_masked: bool = False
+    scale: float = 1.0
+    kernel: str = "auto"
+    choice: str = ""
+
+    def tensors(self, device: str | torch.device = "meta") -> Tensors:
+        """Of such a call; what is in them is not defined."""
+        batch, heads, queries, head_dim = self.shape
+        contexts, keys = self.contexts, self.keys
+
+        def empty(*sizes: int, kind: torch.dtype = torch.bool, when: bool = True) -> Any:
+            return torch.empty(sizes, dtype=kind, device=device) if when else None
+
+        def vectors(count: int, tokens: int) -> Tensor:
+            order = (tokens, count) if self.token_major else (count, tokens)
+            x: Tensor = empty(batch, *order, head_dim, kind=self.dtype)
+            return x.transpose(1, 2) if self.token_major else x
+
+        return Tensors(
+            vectors(heads, queries),
+            vectors(self.kv_heads, keys),
+            vectors(self.kv_heads, keys),
+            vectors(heads, queries),
+            empty(batch, heads, queries, kind=torch.float32),
+            empty(batch, contexts, kind=self.lengths or torch.int32, when=self.lengths is not None),
+            empty(batch, when=self.dense),
+            empty(batch, keys, when=self.masked),
+            empty(batch, keys, when=self.video_masked),
+            empty(batch, when=self.video_masked),
+        )
+
+    def problem(self) -> Problem:
+        geometry = self.geometry or _one_tile(self.keys, self.contexts)
+        return problem_of(self.tensors(), geometry, self.scale, self.device)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Is it for a GPU that has kernels, and not for the PyTorch reference?"""
+        return detect(self.device).kind == "cuda" and self.kernel != "reference"
+
+
+def prepare(request: Request) -> tuple[str, ...]:
+    """Builds what such calls will launch; texts of the kernels. Where the grid is not known, every block size that may be.
+
+    For a device on meta kernels are compiled and not loaded. Failures are kept and reported as for a call, so that a model
+    never fails to compile because a kernel does.
+    """
+    if not request.has_kernels:
         return ()
-
-    def empty(*sizes: int, kind: torch.dtype = dtype) -> Tensor:
-        return torch.empty(sizes, dtype=kind, device="meta")
-
-    def vectors(count: int, tokens: int) -> Tensor:
-        if token_major:
-            return empty(batch, tokens, count, head_dim).transpose(1, 2)
-        return empty(batch, count, tokens, head_dim)
-
-    q, k = vectors(heads, queries), vectors(kv_heads, keys)
-    tensors = Tensors(
-        q,
-        k,
-        k,
-        q,
-        empty(batch, heads, queries, kind=torch.float32),
-        None if lengths is None else empty(batch, contexts, kind=lengths),
-        empty(batch, kind=torch.bool) if dense else None,
-        empty(batch, keys, kind=torch.bool) if masked else None,
-        empty(batch, keys, kind=torch.bool) if video_masked else None,
-        empty(batch, kind=torch.bool) if video_masked else None,
-    )
-    problem = problem_of(tensors, geometry or _one_tile(keys, contexts), scale, device)
-    known = geometry is not None
-    choices = (
-        [(spec,) for spec in select(problem, kernel)[0]] if known else candidates(problem, kernel)
-    )
+    problem, kernel = request.problem(), request.kernel
+    if request.geometry is None:
+        choices = candidates(problem, kernel)
+    else:
+        choices = tuple((spec,) for spec in select(problem, kernel, request.choice)[0])
     done: list[str] = []
     for specs in choices:  # of one emitter; the next is for where it fails
-        works = [spec.text() for spec in specs if _build(spec, device)]
+        works = [spec.text() for spec in specs if _build(spec, request.device)]
         done += works
         if len(works) == len(specs):
             break

@@ -13,9 +13,9 @@ from sta_compile.bench.chart import draw
 from sta_compile.bench.check import WrongResult, check
 from sta_compile.bench.inputs import Contestant, Inputs, ours
 from sta_compile.bench.measure import Options, Row, measure
-from sta_compile.bench.timing import interleaved
 from sta_compile.bench.workloads import BACKWARD, FORWARD, SMALL, workloads
 from sta_compile.errors import StaError
+from sta_compile.runtime.timing import interleaved
 
 CPU = torch.device("cpu")
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

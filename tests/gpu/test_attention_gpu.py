@@ -10,7 +10,7 @@ import torch
 import sta_compile.ops
 from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.runtime import launch, say
-from sta_compile.runtime.prepare import prepare
+from sta_compile.runtime.prepare import Request, prepare
 from tests import oracle
 
 pytestmark = [
@@ -311,15 +311,9 @@ def test_capture_of_a_kernel_that_is_not_built_uses_the_reference():
 def test_prepared_kernels_are_not_built_again(monkeypatch):
     arguments = wan(heads=2, head_dim=96)
     geometry = sta_compile.ops.arguments.geometry_of(*arguments[5:8])
+    shape, device = tuple(arguments[0].shape), torch.device("cuda")
     names = prepare(
-        tuple(arguments[0].shape),
-        2,
-        geometry.keys,
-        torch.bfloat16,
-        torch.device("cuda"),
-        geometry,
-        0,
-        kernel="triton",
+        Request(shape, 2, geometry.keys, torch.bfloat16, device, geometry, 0, kernel="triton")
     )
     assert len(names) == 1
     graph = torch.cuda.CUDAGraph()

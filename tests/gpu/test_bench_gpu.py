@@ -18,7 +18,8 @@ pytestmark = [
 
 def test_small_sizes(tmp_path):
     found = tmp_path / "bench.json"
-    arguments = ["--small", "--kernel", "triton", "--seconds", "0.2", "--json", str(found)]
+    arguments = ["--small", "--kernel", "triton", "--seconds", "0.2", "--kernels"]
+    arguments += ["--json", str(found)]
     assert main(["bench", *arguments, "--chart", str(tmp_path / "bench.png")]) == 0
     head, *rows, host = json.loads(found.read_text())
     assert head["device"] == torch.cuda.get_device_name()
@@ -29,6 +30,7 @@ def test_small_sizes(tmp_path):
     assert small["kernel"].startswith("triton forward")
     assert small["ms"].keys() >= {"sta", "flash", "flex STA", "flex NATTEN", "flex Swin"}
     assert small["extra_bytes"] < 1 << 20
+    assert len(small["kernels"]) > 3
     assert by_name["small 333 backward"]["ms"].keys() >= {"sta", "flash", "flex STA"}
 
 

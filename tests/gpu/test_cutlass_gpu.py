@@ -20,7 +20,7 @@ from sta_compile.ir.tiling import Tiling
 from sta_compile.ir.window import Window
 from sta_compile.runtime import build as building
 from sta_compile.runtime import launch, say
-from sta_compile.runtime.prepare import prepare
+from sta_compile.runtime.prepare import Request, prepare
 from tests.gpu.test_attention_gpu import ERROR, check, relative, tensors
 from tests.gpu.test_attention_gpu import SMALL as ALL
 
@@ -197,7 +197,7 @@ def test_cuda_graph_capture_after_prepare(monkeypatch):
     geometry = sta_compile.ops.arguments.geometry_of(*arguments[5:8])
     shape, device = tuple(arguments[0].shape), torch.device("cuda")
     (name,) = prepare(
-        shape, 2, geometry.keys, torch.bfloat16, device, geometry, 0, kernel="cutlass"
+        Request(shape, 2, geometry.keys, torch.bfloat16, device, geometry, 0, kernel="cutlass")
     )
     assert name.startswith("cutlass forward sm90 bf16 d96")
     monkeypatch.setattr(building, "_compile", lambda *_: pytest.fail("compiled again"))

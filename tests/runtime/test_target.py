@@ -84,9 +84,9 @@ class Compiler:
 def prepared(monkeypatch, compiler, geometry=None, head_dim=128, **options):
     monkeypatch.setattr(prepare, "runner_of", lambda emitter: compiler)
     with config.patch(target="sm_90"):
-        return prepare.prepare(
-            (1, 2, 1536, head_dim), 2, 1536, BF16, torch.device("meta"), geometry, 0, **options
-        )
+        shape, device = (1, 2, 1536, head_dim), torch.device("meta")
+        request = prepare.Request(shape, 2, 1536, BF16, device, geometry, 0, **options)
+        return prepare.prepare(request)
 
 
 def test_prepare_compiles_the_one_kernel_of_a_known_grid(monkeypatch):
@@ -117,10 +117,18 @@ def test_prepare_goes_on_to_the_next_emitter(monkeypatch):
 def test_prepare_where_there_is_nothing_to_build():
     shape = (1, 2, 192, 64)
     for device in ("cpu", "meta"):
-        assert prepare.prepare(shape, 2, 192, BF16, torch.device(device), None, 0) == ()
+        assert (
+            prepare.prepare(prepare.Request(shape, 2, 192, BF16, torch.device(device), None, 0))
+            == ()
+        )
     with config.patch(target="sm_90"):
         device = torch.device("meta")
-        assert prepare.prepare(shape, 2, 192, BF16, device, None, 0, kernel="reference") == ()
+        assert (
+            prepare.prepare(
+                prepare.Request(shape, 2, 192, BF16, device, None, 0, kernel="reference")
+            )
+            == ()
+        )
 
 
 @pytest.mark.slow
@@ -129,5 +137,5 @@ def test_a_machine_without_a_gpu_fills_the_cache(tmp_path):
     geometry = geometry_of([1536], (6, 16, 16), SPEC)
     shape, device = (1, 2, 1536, 64), torch.device("meta")
     with config.patch(target="sm_90", cache_dir=str(tmp_path)):
-        assert len(prepare.prepare(shape, 2, 1536, BF16, device, geometry, 0)) == 1
+        assert len(prepare.prepare(prepare.Request(shape, 2, 1536, BF16, device, geometry, 0))) == 1
     assert len(list(tmp_path.glob("sta_kernels/*.sta"))) == 1
