@@ -61,9 +61,10 @@ class TokenParts:
         if picked is not None:
             return [(picked, start)] if self._holds(picked, part, start) else []
         cut = self.cut(node)
-        if cut is not None and self._dim(cut[0], part, cut[2] + start) == cut[1]:
-            return [(cut[0], cut[2] + start)]
-        places = [(source, start) for source in view.producers(node)]
+        if cut is not None and self._dim(node, part, start) == cut[1]:
+            held = self._dim(cut[0], part, cut[2] + start) == cut[1]
+            return [(cut[0], cut[2] + start)] if held else []
+        places = [(source, start) for source in view.producers(before_picking(node))]
         if canonical_name(node) == "cat":
             places = self._joined(node, part, start)
         return [(source, at) for source, at in places if self._holds(source, part, at)]
@@ -154,3 +155,10 @@ class TokenParts:
             if len(left) == 1:
                 return left[0]
         return 0
+
+
+def before_picking(node: torch.fx.Node) -> torch.fx.Node:
+    """The operation that made several tensors, of which a node is one: `x.chunk(2, -1)` of `x.chunk(2, -1)[1]`."""
+    source = node.args[0] if node.args else None
+    made = isinstance(source, torch.fx.Node) and canonical_name(node) == "getitem"
+    return source if made and not is_tensor(source) else node  # type: ignore[return-value]

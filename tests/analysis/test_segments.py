@@ -8,14 +8,17 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sta_compile.analysis.infer_grid import Refusal
 from sta_compile.analysis.segments import merged
+from sta_compile.report import ReplacedSite
 from tests.analysis import small_dits
 from tests.analysis.small_dits import (
     DIM,
     GRID,
+    HEADS,
     TEXT,
     VIDEO,
     H,
@@ -103,6 +106,66 @@ def test_two_grids_in_a_sequence() -> None:
     assert relative_error(result.output, expected(model, result, inputs()[0], history)) < 1e-5
 
 
+def mask_over(site: ReplacedSite, start: int) -> Tensor:
+    """bool [batch, queries, keys] in raster order: the video's queries come first, and its keys begin at `start`."""
+    assert site.tiles is not None
+    assert site.window is not None
+    roles, sizes = zip(*site.segments, strict=True)
+    mask = full_mask(GRID, site.tiles, site.window, roles, list(sizes), 2, None, None)
+    order = torch.tensor(tile_order(GRID, site.tiles)).argsort()
+    rows = torch.cat([order, torch.arange(VIDEO, mask.shape[1])])
+    cols = torch.arange(mask.shape[2])
+    cols[start : start + VIDEO] = order + start
+    return mask[:, rows][:, :, cols]
+
+
+def apart(layer, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    return heads(layer.k(tokens)), heads(layer.v(tokens))
+
+
+def both(layer, tokens: Tensor) -> Tensor:
+    """Keys and values by one product: [batch, tokens, 2 * width]."""
+    return F.linear(
+        tokens,
+        torch.cat([layer.k.weight, layer.v.weight]),
+        torch.cat([layer.k.bias, layer.v.bias]),
+    )
+
+
+def chunked(layer, tokens: Tensor) -> list[Tensor]:
+    return [heads(x) for x in both(layer, tokens).chunk(2, -1)]
+
+
+def split(layer, tokens: Tensor) -> list[Tensor]:
+    return [heads(x) for x in both(layer, tokens).split(DIM, -1)]
+
+
+def unbound(layer, tokens: Tensor) -> tuple[Tensor, ...]:
+    return both(layer, tokens).unflatten(-1, (2, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+@pytest.mark.parametrize("keyed", [apart, chunked, split, unbound])
+@pytest.mark.parametrize("before", [False, True])
+def test_keys_and_values_of_one_product(keyed, before: bool) -> None:
+    """Queries of the video, keys and values of the video and text."""
+
+    class Fused(SmallDiT):
+        def forward(self, latent: Tensor, text: Tensor) -> Tensor:
+            x = conv3d_patchify(self, latent)
+            layer = self.layers[0]
+            k, v = keyed(layer, torch.cat([text, x] if before else [x, text], 1))
+            x = x + layer.o(joined(small_dits.attend(heads(layer.q(x)), k, v)))
+            return unpatchify(self, x, latent)
+
+    model = Fused(rope=no_rope)
+    result = compiled(model, *inputs(2, TEXT))
+    (site,) = result.report.replaced
+    text = [("keys", TEXT)]
+    assert site.segments == (*text * before, ("video", VIDEO), *text * (not before))
+    wanted = masked(model, mask_over(site, TEXT * before), *inputs(2, TEXT))
+    assert relative_error(result.output, wanted) < 1e-5
+
+
 class KeysBeside(SmallDiT):
     """Queries of the video, or of the video and text, over keys of more tokens."""
 
@@ -131,16 +194,7 @@ def test_keys_beside_the_queries(asking: bool, before: bool) -> None:
     segments = [("video", VIDEO), *([("context", TEXT)] if asking else [])]
     keys = ("keys", 9)
     assert site.segments == (keys, *segments) if before else (*segments, keys)
-    assert site.tiles is not None
-    assert site.window is not None
-    roles, sizes = zip(*site.segments, strict=True)
-    mask = full_mask(GRID, site.tiles, site.window, roles, list(sizes), 2, None, None)
-    order = torch.tensor(tile_order(GRID, site.tiles)).argsort()
-    start = 9 if before else 0
-    rows = torch.cat([order, torch.arange(VIDEO, mask.shape[1])])
-    cols = torch.arange(mask.shape[2])
-    cols[start : start + VIDEO] = order + start
-    wanted = masked(model, mask[:, rows][:, :, cols], *args)
+    wanted = masked(model, mask_over(site, 9 if before else 0), *args)
     assert relative_error(result.output, wanted) < 1e-5
 
 
