@@ -33,9 +33,9 @@ def install_config_guard(names: Iterable[str]) -> bool:
     return _install(partial(config.snapshot, names), text)
 
 
-def install_grids_guard(asked: Iterable[int]) -> bool:
-    """Guards on what the current call, if there is one, knows of these numbers of tokens."""
-    read = partial(model_call.known_grids, frozenset(asked))
+def install_grids_guard(asked: Iterable[int], declared: int) -> bool:
+    """Guards on what the current call, if there is one, knows of these numbers of tokens; `declared` is one of an option."""
+    read = partial(model_call.known_grids, frozenset(asked), declared)
     return _install(read, "the grids of this call's token counts are unchanged")
 
 

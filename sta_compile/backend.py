@@ -38,6 +38,7 @@ def sta(
     from . import _inductor, _torch, model_call, warn_once
     from ._guards import install_config_guard, install_convention_guard, install_grids_guard
     from .analysis.operator_limits import ONE_BODY
+    from .call_grids import declared_tokens
     from .pipeline import NOTHING_FOUND
     from .regions import RegionsHideTokens
     from .report import record
@@ -71,7 +72,7 @@ def sta(
     if report.replaced and settings.noise == "auto" and report.noise.needed and flags is None:
         install_convention_guard(settings.timestep)
     if report.asked or report.lacks_grid:
-        install_grids_guard(report.asked)
+        install_grids_guard(report.asked, declared_tokens(settings))
     if report.reason in NOTHING_FOUND and not _torch.is_whole_forward():
         report.reason = "this graph is a part of the model, and has no attention over video tokens"
         report.hint = "compile by sta_compile.compile(model), which keeps the model whole, or tells its parts what they need"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -10,14 +10,13 @@ from typing import Any, Literal
 import torch.fx
 
 from . import _torch
-from .analysis.axes import Axis, Size, atoms_of, axis_size, resolve, segments_of
+from .analysis.axes import Axis, Size, atoms_of, axis_size, resolve
 from .analysis.hints import Hint
-from .analysis.infer_grid import GridInference, Refusal, VideoAttention
+from .analysis.infer_grid import Refusal, VideoAttention
 from .analysis.propagate_layout import LayoutPlan, propagate_layout
 from .analysis.trace_dims import DimTrace
 from .errors import InvalidOptionError
 from .ir.attention_spec import AttentionSpec, Triple
-from .ir.known_tokens import Segments, agreed
 from .planning.choose_tiles import Plan, plan_attention
 from .planning.cut_layout import LayoutConflict
 from .report import ReplacedSite
@@ -144,7 +143,7 @@ def plan_grids(
             refused += [_conflict(site.site.name) for site in sites]
             continue
         first = sites[0].grid
-        grid = _known(trace.view.gm, first.shape)
+        grid = known_shape(trace.view.gm, first.shape)
         if grid is not None and prod(grid) < settings.min_tokens:
             refused += [_short(site.site.name, prod(grid), settings) for site in sites]
             continue
@@ -199,7 +198,7 @@ def _plan(
     return GridPlan(axis, factors, kept, grid, plan, settings, layout, ends)
 
 
-def _known(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Triple | None:
+def known_shape(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Triple | None:
     if not all(isinstance(size, int) for size in shape) and _torch.last_compile_of_frame():
         return None
     env: Any = _torch.shape_env_of(gm)
@@ -224,49 +223,3 @@ def _conflict(name: str) -> Refusal:
         "its tokens are written in place where they must be in raster order",
         "write the model without in-place operations on video tokens",
     )
-
-
-def specialise_inputs(gm: torch.fx.GraphModule, known: Collection[int]) -> None:
-    """Makes symbolic dimensions of the inputs numbers, with a guard, where they may be a known number of tokens."""
-    env = _torch.shape_env_of(gm)
-    for node in gm.graph.nodes:
-        value = node.meta.get("example_value") if known and node.op == "placeholder" else None
-        for size in getattr(value, "shape", ()):
-            expr = size.node.expr if isinstance(size, torch.SymInt) else size
-            if expr is not size and _torch.known_value(expr, env) in known:
-                _torch.specialise(expr, env)
-
-
-def state_grids(gm: torch.fx.GraphModule, inference: GridInference) -> dict[int, Segments]:
-    """What is proved of the token axes that leave a graph, by their length; symbolic grids become numbers, with a guard."""
-    found: dict[int, Segments | None] = {}
-    for segments in _leaving(gm, inference):
-        tokens = sum(n for n, _ in segments)
-        before = found.setdefault(tokens, segments)
-        found[tokens] = None if before is None else agreed(before, segments)
-    return {tokens: segments for tokens, segments in found.items() if segments is not None}
-
-
-def _leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[Segments]:
-    """The axes of a graph's outputs that have a grid, and each grid by itself."""
-    output = next(iter(reversed(inference.trace.view.gm.graph.nodes)))
-    for node in output.all_input_nodes:
-        for dims in inference.trace.tensors(node):
-            for place, axis in enumerate(dims):
-                parts, segments = segments_of(axis), []
-                for part in parts:
-                    # The last axis of a rope table is no token axis, and made of three as well.
-                    last = place == len(dims) - 1
-                    grid = inference.grids.proved(part) or (
-                        None if last else inference.grids.by_positions(part)
-                    )
-                    # A hint is checked in its own graph only.
-                    proved = grid is not None and grid.hint is None
-                    shape = _known(gm, grid.shape) if grid is not None and proved else None
-                    size = prod(shape) if shape is not None else axis_size(part)
-                    segments.append((size, shape))
-                    if shape is not None:
-                        yield ((prod(shape), shape),)
-                numbers = tuple((n, shape) for n, shape in segments if isinstance(n, int))
-                if len(numbers) == len(parts) > 1 and any(shape for _, shape in numbers):
-                    yield numbers

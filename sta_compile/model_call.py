@@ -14,7 +14,7 @@ Nothing outlives the call but the convention, which is kept with the model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -23,7 +23,8 @@ import torch
 
 from . import _torch
 from .analysis.first_call import largest_value
-from .ir.known_tokens import Segments, agreed
+from .call_grids import sequences_given
+from .ir.known_tokens import OtherSequence, Segments, agreed
 from .ir.noise_level import Convention
 from .planning.scheduler_convention import convention_of_schedule
 from .prefix import Prefix
@@ -46,10 +47,11 @@ def root_module() -> torch.nn.Module | None:
     return call.model if call is not None else _torch.root_module()
 
 
-def known_grids(asked: Collection[int]) -> Grids | None:
-    """What the current call's graphs have stated so far of these numbers of tokens; None outside of a call."""
+def known_grids(asked: Collection[int], declared: int = 0) -> Grids | None:
+    """What the current call's graphs have stated so far of these numbers of tokens; None outside of a call. declared: as for
+    `ModelCall.grids`."""
     call = _current.get()
-    return None if call is None else tuple(known for known in call.grids() if known[0] in asked)
+    return None if call is None else tuple(k for k in call.grids(declared) if k[0] in asked)
 
 
 class ModelCall:
@@ -68,18 +70,32 @@ class ModelCall:
         self._prefix = prefix
         self._args, self._kwargs = args, kwargs
         self._grids: dict[int, Segments | None] = {}
+        self.beside = sequences_given(args, kwargs)  # numbers of tokens of what is no video
         self._dense: dict[Any, torch.Tensor] = {}
         self.compiles = 0  # graphs that were compiled in this call
         self.in_regions = False  # are blocks nested regions, which may be given up?
 
-    def grids(self) -> Grids:
-        return tuple(sorted(self._grids.items()))
+    def grids(self, declared: int = 0) -> Grids:
+        """None: two grids have as many tokens, or a grid and a sequence that is none.
 
-    def state_grids(self, grids: Mapping[int, Segments]) -> None:
-        """A graph that has just run proves these; two grids of as many tokens leave neither."""
+        declared: tokens of a grid that an option declares; it is among these if another sequence has as many.
+        """
+        grids = {n: None if n in self.beside else known for n, known in self._grids.items()}
+        if declared in self.beside:
+            grids[declared] = None
+        return tuple(sorted(grids.items()))
+
+    def state_grids(self, grids: Mapping[int, Segments | None]) -> None:
+        """A graph that has just run proves these."""
         for tokens, segments in grids.items():
-            known = self._grids.setdefault(tokens, segments)
-            self._grids[tokens] = None if known is None else agreed(known, segments)
+            self._grids[tokens] = agreed(self._grids.get(tokens, segments), segments)
+
+    def state_others(
+        self, sequences: Iterable[OtherSequence], args: Sequence[Any], outputs: Sequence[Any]
+    ) -> None:
+        """A graph that has just run returns sequences that are no grids."""
+        counts = (s.tokens(args, outputs, self._grids) for s in sequences)
+        self.beside |= frozenset(n for n in counts if n is not None)
 
     def ask_prefix(self) -> bool:
         """Some graph needs a grid that it does not show; False if the part before the blocks shows none either."""
@@ -175,11 +191,15 @@ class GraphInCall:
         if call is not None:
             call.state_grids(self.report.stated)
             warn_once.say_for_another(self.report, call.model)
+        out = self.compiled(*args, *self._flags(call))
+        if call is not None:
+            call.state_others(self.report.beside, args, out)
+        return out
+
+    def _flags(self, call: ModelCall | None) -> tuple[torch.Tensor, ...]:
         if self.flags_of is None:
-            return self.compiled(*args)
+            return ()
         batch, device = self.flags_of
         if call is None:
-            flags = torch.ones(batch, dtype=torch.bool, device=device)
-        else:
-            flags = call.dense(self.settings, batch, device)
-        return self.compiled(*args, flags)
+            return (torch.ones(batch, dtype=torch.bool, device=device),)
+        return (call.dense(self.settings, batch, device),)

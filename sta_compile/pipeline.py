@@ -26,8 +26,14 @@ from .analysis.hint_grid import infer_grids
 from .analysis.infer_grid import GridInference, Refusal, VideoAttention
 from .analysis.trace_dims import DimTrace, trace_dims
 from .apply_plan import apply_plan
+from .call_grids import (
+    declared_tokens,
+    other_sequences,
+    specialise_inputs,
+    state_grids,
+)
 from .errors import StaError, StrictError
-from .grid_plan import crossing_axes, plan_grids, specialise_inputs, state_grids
+from .grid_plan import crossing_axes, plan_grids
 from .ir.known_tokens import Asked, Known
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
@@ -101,7 +107,7 @@ def _rewrite(
     call: ModelCall | None,
     saved: _Saved,
 ) -> None:
-    known = _known_of_call(gm, call)
+    known = _known_of_call(gm, call, settings)
     specialise_inputs(gm, known)
     drop_unread_attributes(gm)
     facts = _analyse(gm, example_inputs, settings, report, known)
@@ -125,6 +131,7 @@ def _rewrite(
         noise = plan_noise(trace.view, settings, example_inputs, root, remember=remember, call=call)
     if call is not None:
         report.stated = state_grids(gm, facts.inference)
+        report.beside = other_sequences(facts.inference)
     report.refused += [
         RefusedSite(
             r.name,
@@ -157,10 +164,10 @@ def _rewrite(
         report.conversions += grid.layout.logical
 
 
-def _known_of_call(gm: torch.fx.GraphModule, call: ModelCall | None) -> Asked:
+def _known_of_call(gm: torch.fx.GraphModule, call: ModelCall | None, settings: Settings) -> Asked:
     """Of a graph with attention only: others need not be compiled again where something else is known."""
-    grids = () if call is None else call.grids()
-    return Asked(dict(grids) if grids and find_attention(GraphView(gm)) else {})
+    grids = {} if call is None else dict(call.grids(declared_tokens(settings)))
+    return Asked(grids if grids and find_attention(GraphView(gm)) else {})
 
 
 @dataclass(frozen=True, eq=False)

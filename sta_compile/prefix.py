@@ -43,9 +43,9 @@ class Prefix:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.needed = False
-        self._grids: OrderedDict[Any, dict[int, Segments]] = OrderedDict()
+        self._grids: OrderedDict[Any, dict[int, Segments | None]] = OrderedDict()
 
-    def grids(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Segments]:
+    def grids(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Segments | None]:
         """What is known of token counts for inputs of these shapes; traced once."""
         key = key_of(args, kwargs)
         if key not in self._grids:
@@ -57,18 +57,27 @@ class Prefix:
 
 def grids_before_blocks(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[int, Segments]:
-    """What the part before the blocks proves of token counts; empty where it can't be traced."""
+) -> dict[int, Segments | None]:
+    """What the part before the blocks proves of token counts (None: several sequences have as many); empty where it can't be
+    traced."""
     from ._trace import trace
-    from .analysis.graph_view import GraphView
+    from .analysis.graph_view import GraphView, fake_value
     from .analysis.infer_grid import GridInference
     from .analysis.trace_dims import trace_dims
-    from .grid_plan import state_grids
+    from .call_grids import other_sequences, state_grids
 
-    found: dict[int, Segments] = {}
+    found: dict[int, Segments | None] = {}
 
     def visit(gm: torch.fx.GraphModule, _: Sequence[Any]) -> None:
-        found.update(state_grids(gm, GridInference(trace_dims(GraphView(gm)))))
+        inference = GridInference(trace_dims(GraphView(gm)))
+        found.update(state_grids(gm, inference))
+        nodes = gm.graph.nodes
+        args = [fake_value(n) for n in nodes if n.op == "placeholder"]
+        outputs = [fake_value(n) for n in next(iter(reversed(nodes))).args[0]]
+        for sequence in other_sequences(inference):
+            tokens = sequence.tokens(args, outputs, found)
+            if tokens in found:
+                found[tokens] = None
 
     try:
         given: Any = (tuple(args), dict(kwargs))

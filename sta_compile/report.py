@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .ir.attention_spec import Triple
-from .ir.known_tokens import Segments
+from .ir.known_tokens import OtherSequence, Segments
 
 MAX_REPORTS = 256
 
@@ -92,6 +92,7 @@ class Report:
     hint: str = ""
     # By the number of tokens, for later graphs.
     stated: dict[int, Segments] = field(default_factory=dict)
+    beside: tuple[OtherSequence, ...] = ()
     asked: tuple[int, ...] = ()  # numbers of tokens that earlier graphs were asked about
     measured: tuple[str, ...] = ()  # the fastest kernels and their times, under mode="max-autotune"
 

@@ -18,6 +18,7 @@ from ..ir.known_tokens import OF_CALL, Known, grid_of_tokens
 from .axes import Atom, Axis, Size, axis_size, factor_size, resolve, same_size
 from .graph_view import canonical_name, is_parameter
 from .hints import Hint, Hints
+from .rival_sequences import RivalSequences
 from .rope_axes import position_axes
 from .trace_dims import DimTrace
 
@@ -61,10 +62,15 @@ class GridProofs:
     """Answers for the token axes of one graph. declared: option `grid`; known: of token counts in this call."""
 
     def __init__(
-        self, trace: DimTrace, declared: tuple[int, int, int] | None, hints: Hints, known: Known
+        self,
+        trace: DimTrace,
+        declared: tuple[int, int, int] | None,
+        hints: Hints,
+        known: Known,
+        rivals: RivalSequences,
     ) -> None:
         self.trace, self.hints = trace, hints
-        self.declared, self.known = declared, known
+        self.declared, self.known, self.rivals = declared, known, rivals
         self._inputs = self._latents(
             n for n in trace.view.nodes if trace.view.is_root_input(n) and not is_parameter(n)
         )
@@ -86,7 +92,7 @@ class GridProofs:
 
     def grid_of(self, part: Axis) -> GridAxis | None:
         """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
-        stated = self._of_call(part) or self._of_option(part)
+        stated = None if self.is_shared_number(part) else self._of_number(part)
         found = self.proved(part) or stated or self.by_positions(part)
         if found is None or found.kind == "declared" or self.declared is None:
             return found
@@ -121,6 +127,16 @@ class GridProofs:
             if len(ones) == 1 and sum((axis for axis in held), ()) == atoms:
                 return ones
         return (0,)
+
+    def is_shared_number(self, part: Axis) -> bool:
+        """Is a grid known of its number of tokens, and more than one sequence has so many?"""
+        size = axis_size(part)
+        if isinstance(size, int) and size in self.known and self.known[size] is None:
+            return True
+        return self._of_number(part) is not None and self.rivals.has(part)
+
+    def _of_number(self, part: Axis) -> GridAxis | None:
+        return self._of_call(part) or self._of_option(part)
 
     def _of_call(self, part: Axis) -> GridAxis | None:
         size = axis_size(part)

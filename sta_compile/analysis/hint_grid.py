@@ -10,7 +10,7 @@ a check on the device, which makes a call dense whose positions are others (`pos
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -32,7 +32,7 @@ from .trace_dims import DimTrace, trace_dims
 
 def infer_grids(
     trace: DimTrace,
-    sites: Iterable[AttentionSite],
+    sites: Sequence[AttentionSite],
     declared: Triple | None,
     example_inputs: Sequence[Any],
     known: Known = MappingProxyType({}),
@@ -42,7 +42,7 @@ def infer_grids(
     example_inputs: in the order of the graph's placeholders; those that are fake or on meta have no values to read.
     known: as for GridInference.
     """
-    inference = GridInference(trace, declared, known=known)
+    inference = GridInference(trace, declared, known=known, sites=sites)
     unknown = dict.fromkeys(p for site in sites for p in _unknown_parts(inference, site))
     reader = _Reader(trace, example_inputs)
     for part in unknown:
@@ -55,7 +55,7 @@ def infer_grids(
     hints = Hints(reader.by_atom, tuple(reader.doubts), reader.known_values())
     if reader.known:
         trace = trace_dims(trace.view, reader.restated())
-    return trace, GridInference(trace, declared, hints, known)
+    return trace, GridInference(trace, declared, hints, known, sites)
 
 
 def _unknown_parts(inference: GridInference, site: AttentionSite) -> list[Axis]:

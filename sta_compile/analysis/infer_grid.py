@@ -9,6 +9,7 @@ order; the mask is absent or leaves all keys of the video to its queries.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -30,6 +31,7 @@ from .grid_proofs import GridAxis, GridProofs
 from .hints import Hints, how_to_tell
 from .operator_limits import FROM_OTHER_GRAPHS, ONE_BODY, PICKED_BY_DATA, unsupported
 from .other_processes import SHARDED, OtherProcesses
+from .rival_sequences import RivalSequences
 from .segments import SequenceReader, Tokens, match_segments, start_of, with_wholes
 from .token_parts import TokenParts
 from .token_streams import TokenStreams
@@ -64,7 +66,10 @@ def same_axis(a: Axis, b: Axis) -> bool:
 
 
 class GridInference:
-    """Answers for the attention sites of one graph. declared: option `grid`; known: of token counts in this call."""
+    """Answers for the attention sites of one graph. declared: option `grid`; known: of token counts in this call.
+
+    sites: all of them, where one may be told from another by its number of tokens.
+    """
 
     def __init__(
         self,
@@ -72,15 +77,28 @@ class GridInference:
         declared: tuple[int, int, int] | None = None,
         hints: Hints = _NO_HINTS,
         known: Known = MappingProxyType({}),
+        sites: Iterable[AttentionSite] = (),
     ) -> None:
         self.trace, self.hints = trace, hints
-        self.grids = GridProofs(trace, declared, hints, known)
         self._processes = OtherProcesses(trace.view)
         output = next(iter(reversed(trace.view.gm.graph.nodes)))
         self._returned = {a for node in output.all_input_nodes for a in trace.atoms(node)}
         self.streams = TokenStreams(trace)
+        rivals = RivalSequences(self.streams, self._attended(sites))
+        self.grids = GridProofs(trace, declared, hints, known, rivals)
         self._parts = TokenParts(self.streams)
         self._sequences = SequenceReader(trace.view, hints.values)
+
+    def _attended(
+        self, sites: Iterable[AttentionSite]
+    ) -> Iterator[tuple[AttentionSite, Axis, Axis]]:
+        """The token axes of queries and keys."""
+        for site in sites:
+            known = not site.opaque
+            queries = self.token_axis(site, site.q, site.q_order) if known else None
+            keys = self.token_axis(site, site.k, site.k_order) if known else None
+            if queries is not None and keys is not None:
+                yield site, queries, keys
 
     def classify(self, site: AttentionSite) -> VideoAttention | Refusal | None:
         """What a site is; None for attention that is not over video tokens (cross-attention, text)."""
@@ -231,6 +249,15 @@ class GridInference:
                     doubt.hint,
                     over_grid=False,
                 )
+        shared = next((part for part in parts if self.grids.is_shared_number(part)), None)
+        if shared is not None:
+            return Refusal(
+                site.name,
+                f"the model has several sequences of {axis_size(shared)} tokens, and only the number of tokens tells "
+                "which is the video",
+                "give the text (or a second video) another number of tokens",
+                over_grid=False,
+            )
         return Refusal(
             site.name,
             f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its "

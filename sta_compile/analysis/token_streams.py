@@ -6,6 +6,8 @@ as many tokens as the video that shares its table of positions.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch.fx
 
 from .attention_calls import operands_of
@@ -155,6 +157,28 @@ class TokenStreams:
                     owners.add(view.owner[call])
                     stack.append(view.owner[call])
         return False
+
+    def made_of(self, node: torch.fx.Node, axis: Axis) -> bool:
+        """Was a value made of tokens that have an axis, token by token, in whatever order?"""
+        wanted = resolve(axis)
+        return any(self.holds(value, wanted) for value in self._made_of(node))
+
+    def inputs_of(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        """The inputs of the graph, weights apart, whose tokens a value was made of, token by token."""
+        given = (n for n in self._made_of(node) if self.trace.view.is_root_input(n))
+        return [n for n in given if is_tensor(n) and not is_parameter(n)]
+
+    def _made_of(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+        view = self.trace.view
+        seen, stack = {node}, [node]
+        while stack:
+            value = stack.pop()
+            yield value
+            picked = view.picks(value)
+            sources = [picked] if picked is not None else view.producers(value)
+            fresh = [source for source in _passed_on(value, sources) if source not in seen]
+            seen.update(fresh)
+            stack += fresh
 
     def tokens_of_latent(self, part: Axis) -> set[torch.fx.Node]:
         """Values that a latent cut into the grid's tokens becomes, token by token, whoever attends to them."""

@@ -7,8 +7,9 @@ FramePack puts its history before the video, outside of its blocks. A block that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from .attention_spec import Triple
 
@@ -42,10 +43,30 @@ def grid_of_tokens(known: Known, tokens: int) -> Triple | None:
     return segments[0][1] if segments is not None and len(segments) == 1 else None
 
 
-def agreed(a: Segments, b: Segments) -> Segments | None:
-    """What two graphs say together; None if they contradict each other."""
-    if [tokens for tokens, _ in a] != [tokens for tokens, _ in b]:
+def agreed(a: Segments | None, b: Segments | None) -> Segments | None:
+    """What two graphs say together; None if they contradict each other, or one of them knows of a contradiction."""
+    if a is None or b is None or [tokens for tokens, _ in a] != [tokens for tokens, _ in b]:
         return None
     both = tuple((n, x or y) for (n, x), (_, y) in zip(a, b, strict=True))
     given = (*a, *b)
     return both if all(grid is None or (n, grid) in both for n, grid in given) else None
+
+
+@dataclass(frozen=True)
+class OtherSequence:
+    """Tokens that leave a graph and are not proved to be a grid: a dimension of an output, and the inputs it is made of."""
+
+    output: int
+    dim: int
+    inputs: tuple[int, ...]
+
+    def tokens(
+        self, args: Sequence[Any], outputs: Sequence[Any], grids: Collection[int]
+    ) -> int | None:
+        """How many they are in one call; None if the video is among them: one of the inputs has as many tokens as a grid.
+
+        Text of as many tokens does as well, but then it was told of before.
+        """
+        shapes = [args[i].shape[:-1] for i in self.inputs]
+        ours = any(int(n) in grids for shape in shapes for n in shape)
+        return None if ours else int(outputs[self.output].shape[self.dim])
