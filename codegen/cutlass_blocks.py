@@ -18,8 +18,6 @@ QUERY_UNIT = 64
 GROUP = 16
 BOX = 64
 WARPS_OF_A_GROUP = 4
-# Alignment of the buffers to 1 KiB; barriers, and which keys of the rest count.
-SHARED_EXTRA = 1024 + 512
 
 
 def _blocks(n: int, groups: int = 3, stages: int = 2) -> Blocks:
@@ -36,7 +34,6 @@ BLOCKS: dict[int, Blocks] = {
 }
 
 
-def shared_bytes(head_dim: int, blocks: Blocks) -> int:
-    """Dynamic shared memory of a block: query rows, and stages of keys and of values."""
-    row = -(-head_dim // BOX) * BOX * 2
-    return (blocks.m + 2 * blocks.stages * blocks.n) * row + SHARED_EXTRA
+def row_bytes(head_dim: int) -> int:
+    """A row of q, k, v or their gradients in shared memory."""
+    return -(-head_dim // BOX) * BOX * 2

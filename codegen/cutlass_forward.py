@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from ..ir.kernel_spec import KernelSpec
 from .cutlass_blocks import BLOCKS
-from .cutlass_source import CONTEXTS
+from .cutlass_layout import CONTEXTS
 from .emitter import Problem
 from .toolchain import missing
 

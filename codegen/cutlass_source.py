@@ -1,4 +1,4 @@
-"""The source of a C++ kernel: a rendered preamble, the template that it includes, and the parameters' layout.
+"""The source of a C++ kernel: a rendered preamble, and the template that it includes.
 
 The preamble is all that depends on a KernelSpec, so that the template stays a file that an editor can read. Everything
 that decides the binary is in `Source`: its text, its include folders, and the content of each header that it reaches.
@@ -15,30 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ..ir.kernel_spec import KernelSpec
-from .cutlass_blocks import shared_bytes
+from .cutlass_programs import program_of
 
-ENTRY = "sta_attention_forward"
 OPERANDS = {"bf16": "BF16", "fp16": "F16"}  # in the names of CUTLASS
-MAP_BYTES = 128
-MAPS = ("q", "k", "v", "k_group", "v_group")
-POINTERS = ("out", "lse", "lengths", "dense", "key_mask", "video_mask", "shown")
-CONTEXTS = 4  # segments beside the video at most
-# The kernel's parameters behind its tensor maps: name, format character of `struct` and how many of it. An axis and a
-# group of tiles are four integers, a divisor is three.
-FIELDS = (
-    *((name, "Q", 1) for name in POINTERS),
-    *((name, "q", 1) for name in ("out_batch", "out_head", "out_token")),
-    ("scale", "f", 1),
-    *((name, "i", 1) for name in ("length_bytes", "batch_heads", "heads", "queries")),
-    *((name, "i", 1) for name in ("video_key", "video_query")),
-    *((name, "i", 12) for name in ("axis", "groups")),
-    *((name, "I", 3) for name in ("by_share", "by_heads", "by_context_blocks", "by_video_blocks")),
-    *((name, "i", 1) for name in ("context_blocks", "video_blocks")),
-    *(("slab_blocks", "I", 9), ("band_blocks", "I", 27), ("group_blocks", "I", 81)),
-    *((name, "i", 1) for name in ("contexts", "context_keys")),
-    *((f"context_{name}", "i", CONTEXTS) for name in ("column", "key", "length", "query", "rows")),
-)
-SIZES = {"Q": 8, "q": 8, "f": 4, "i": 4, "I": 4}
 _INCLUDE = re.compile(
     r'^[ \t]*#[ \t]*include[ \t]*(?:[<"]([^>"]+)[>"]|CUDA_STD_HEADER\((\w+)\))', re.M
 )
@@ -57,30 +36,13 @@ def templates() -> Path:
     return Path(str(resources.files("sta_compile.cutlass_templates")))
 
 
-def offsets() -> dict[str, int]:
-    """Byte offset of each parameter."""
-    found = {name: MAP_BYTES * index for index, name in enumerate(MAPS)}
-    at = MAP_BYTES * len(MAPS)
-    for name, kind, count in FIELDS:
-        found[name] = at
-        at += SIZES[kind] * count
-    return found
-
-
-def parameters_bytes() -> int:
-    """Size of the parameters, padded to the alignment of a tensor map."""
-    used = MAP_BYTES * len(MAPS) + sum(SIZES[kind] * count for _, kind, count in FIELDS)
-    return -(-used // 64) * 64
-
-
 def render(spec: KernelSpec, include: tuple[Path, ...]) -> Source:
     """include: folders that headers are looked for in, in order."""
-    text = _template("sm90/attention_forward.cu.jinja").render(
+    text = _template("sm90/kernel.cu.jinja").render(
         spec=spec,
+        program=program_of(spec),
+        layouts=list(dict.fromkeys(program_of(spec).entries.values())),
         mma=OPERANDS[spec.dtype],
-        shared_bytes=shared_bytes(spec.head_dim, spec.blocks),
-        offsets=offsets(),
-        parameters_bytes=parameters_bytes(),
     )
     return Source(text, _headers(_includes(text), include))
 

@@ -45,6 +45,12 @@ struct Groups {
     return {group + half, 1};
   }
   __device__ __forceinline__ Span keys(int group) const { return {group, width}; }
+  // The transposed window: tiles whose queries see tile `key`, those of groups key - width + 1 to key.
+  __device__ __forceinline__ Span seen_by(int key) const {
+    int const first = queries(max(key - width + 1, 0)).first;
+    Span const last = queries(min(key, count - 1));
+    return {first, last.first + last.count - first};
+  }
 };
 
 struct Runs {

@@ -53,7 +53,33 @@ __device__ __forceinline__ void load_box(void* to, TensorMap const& map, Barrier
         "r"(batch) : "memory");
 }
 
-// Ordinary writes to shared memory become visible to the tensor cores.
+// 8 bytes of global memory, asynchronously; arrive_after_copies of the same thread is the end of it.
+__device__ __forceinline__ void copy_8_bytes(void* to, void const* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void arrive_after_copies(Barrier& barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
+}
+
+// Adds float values in shared memory to those in global memory, asynchronously; both start at 16 bytes.
+__device__ __forceinline__ void add_to_global(float* to, void const* from, int bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+               ::"l"(to), "r"(shared_address(from)), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void commit_additions() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the shared memory of this thread's additions has been read, but for the kLeft last groups of them.
+template <int kLeft>
+__device__ __forceinline__ void finish_reading() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kLeft) : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void store_matrices(void* row, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(shared_address(row)), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// Ordinary writes to shared memory become visible to the tensor cores and to bulk copies.
 __device__ __forceinline__ void fence_shared_writes() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -69,6 +95,25 @@ __device__ __forceinline__ bool any_of_warpgroup(bool mine, int id) {
 
 __device__ __forceinline__ void sync_warpgroup(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id + 1) : "memory");
+}
+
+// Of a warpgroup, from those that a launch gives to all.
+template <int registers>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
+}
+template <int registers>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
+}
+
+template <bool kBfloat16>
+__device__ __forceinline__ float2 unpack(unsigned packed) {
+  if constexpr (kBfloat16) return {__uint_as_float(packed << 16), __uint_as_float(packed & 0xFFFF0000)};
+  float2 values;
+  asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}"
+      : "=f"(values.x), "=f"(values.y) : "r"(packed));
+  return values;
 }
 
 __device__ __forceinline__ float exp2_approx(float x) {

@@ -46,7 +46,11 @@ __device__ __forceinline__ void pin(unsigned (&registers)[N]) {
 
 __device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void finish_products() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+// Until at most kLeft of the committed groups run.
+template <int kLeft = 0>
+__device__ __forceinline__ void finish_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+}
 
 // Both operands in shared memory.
 template <class Mma, int N, int... I>

@@ -19,59 +19,48 @@
 
 #include "sm90/online_softmax.cuh"
 
-namespace sta {
-
-template <int registers>
-__device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(registers));
-}
-template <int registers>
-__device__ __forceinline__ void give_registers() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(registers));
-}
-
-}  // namespace sta
-
 extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     sta_attention_forward(__grid_constant__ sta::Parameters const p) {
   using namespace sta;
   extern __shared__ unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>((reinterpret_cast<unsigned long long>(memory) + 1023) & ~1023ull);
-  Work const work = work_of(p, blockIdx.x);
+  Problem const& problem = p.problem;
+  Work const work = work_of(problem, blockIdx.x);
   // The shuffle tells the compiler that it is the same in a warp, which keeps descriptors in uniform registers.
   int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  Unit const unit = warpgroup == 0 ? Unit{0, 0} : unit_of(p, work, warpgroup - 1);
+  Unit const unit = warpgroup == 0 ? Unit{0, 0} : unit_of(problem, work, warpgroup - 1);
   if (threadIdx.x % 128 == 0 && warpgroup > 0) s.first[warpgroup - 1] = unit.first;
   int const active = __syncthreads_count(threadIdx.x % 128 == 0 && unit.rows > 0);
   if (active == 0) return;  // a group of smaller tiles needs fewer blocks
   if (threadIdx.x == 0) {
     init(s.q_full, 1);
-    init(s.v_loaded, 1);
-    for (int i = 0; i < kStages; i++) {
-      init(s.k_full[i], 1);
-      init(s.v_full[i], 1);
-      init(s.k_empty[i], active);
-      init(s.v_empty[i], active);
-    }
+    s.keys.init_barriers(active);
     fence_init();
   }
   __syncthreads();
   constexpr bool kMany = kWarpgroups > 2;
   if (warpgroup == 0) {
     give_registers<kMany ? 32 : 40>();
-    if (threadIdx.x < 32) produce(p, s, work, Keys(p, work), active);
+    auto const load_queries = [&] {
+      expect(s.q_full, active * kRows * kRowBytes);
+      for (int w = 0; w < active; w++)
+        for (int c = 0; c < kColumnBlocks; c++)
+          load_box(s.q[w] + c * kRows * kSwizzle, p.q, s.q_full, c * kAtomColumns, s.first[w], work.head, work.batch);
+      arrive(s.q_full);
+    };
+    if (threadIdx.x < 32) produce<false>(problem, p.keys, s.stages, s.keys, work, Keys(problem, work), load_queries);
     return;
   }
   take_registers<kMany ? 160 : 232>();
   int const id = warpgroup - 1;
   if (id >= active) return;
-  Consumer consumer{s, id, static_cast<int>(threadIdx.x) % 128, p.scale};
+  Consumer consumer{s, id, static_cast<int>(threadIdx.x) % 128, problem.scale};
+  wait(s.keys.counted, 0);
+  int const blocks = __shfl_sync(~0u, s.keys.blocks, 0), all = blocks + __shfl_sync(~0u, s.keys.rest_blocks, 0);
   wait(s.q_full, 0);
-  int const blocks = __shfl_sync(~0u, s.blocks, 0), all = blocks + __shfl_sync(~0u, s.rest_blocks, 0);
   consumer.walk<false>(0, blocks);
   consumer.walk<true>(blocks, all);
-  long long const row = unit.first;
-  consumer.store(p.out + work.batch * p.out_batch + work.head * p.out_head + row * p.out_token, p.out_token,
-                 p.lse + (static_cast<long long>(work.batch) * p.heads + work.head) * p.queries + row,
+  consumer.store(p.out.row(work.batch, work.head, unit.first), p.out.token,
+                 p.lse + (static_cast<long long>(work.batch) * problem.heads + work.head) * problem.queries + unit.first,
                  unit.rows);
 }

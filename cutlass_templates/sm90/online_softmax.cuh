@@ -1,15 +1,23 @@
 // The consumers: online softmax over blocks of keys, and the output.
 #pragma once
 
-#include "sm90/key_loader.cuh"
+#include "sm90/forward_problem.cuh"
 
 namespace sta {
+
+struct Shared {
+  alignas(1024) unsigned char q[kWarpgroups][kRows * kRowBytes];
+  KeyStages stages;
+  KeyState keys;
+  Barrier q_full;
+  int first[kWarpgroups];  // query row
+};
+static_assert(offsetof(Shared, first) + sizeof(Shared::first) + 1023 <= kSharedBytes,
+              "the host asks for kSharedBytes, of which up to 1023 align the struct");
 
 // bfloat16 reaches as far as float; float16 holds twice this.
 constexpr float kLargestSum = kBfloat16 ? 16777216.f : 32768.f;
 
-// A thread's part of 64 rows: elements 0, 1 of each four are of row `lane / 4` of its warp's 16, elements 2, 3 of
-// the row eight below (PTX ISA, "Register fragments for wgmma").
 struct Consumer {
   Shared& s;
   int const id, lane;  // warpgroup, thread in it
@@ -21,7 +29,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply_keys(int stage) {
     pin(scores);
     begin_products();
-    auto const q = describe(s.q[id], 0), k = describe(s.k[stage], 0);
+    auto const q = describe(s.q[id], 0), k = describe(s.stages.k[stage], 0);
 #pragma unroll
     for (int i = 0; i < (kHeadDim + 15) / 16; i++) {
       int const block = i * 16 / kAtomColumns, offset = i * 16 % kAtomColumns * 2;
@@ -37,7 +45,7 @@ struct Consumer {
     pin(weights);
     pin(output);
     begin_products();
-    auto const v = describe(s.v[stage], kKeys * kSwizzle);
+    auto const v = describe(s.stages.v[stage], kKeys * kSwizzle);
 #pragma unroll
     for (int i = 0; i < kKeys / 16; i++)
       product<OutputMma>(weights + 4 * i, v + i * 16 * kSwizzle / 16, output, typename UpTo<kOutputs>::Type());
@@ -93,45 +101,31 @@ struct Consumer {
     if (lane == 0) arrive(empty);
   }
 
-  __device__ __forceinline__ void hide_unseen(int stage) {
-#pragma unroll
-    for (int g = 0; g < kKeys / kGroup; g++) {
-      unsigned const seen = s.seen[stage][g];
-      if (seen == (1u << kGroup) - 1) continue;
-      unsigned const mine = seen >> lane % 4 * 2;
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        int const key = i / 4 * 8 + i % 2;
-        if (!(mine >> key & 1)) scores[8 * g + i] = -kInfinity;
-      }
-    }
-  }
-
   template <bool kRest>
   __device__ __forceinline__ void walk(int first, int end) {
 #pragma unroll 1
     for (int j = first; j < end; j++) {
       int const stage = j % kStages, parity = j / kStages % 2;
-      wait(s.k_full[stage], parity);
+      wait(s.keys.k_full[stage], parity);
       multiply_keys(stage);
-      if constexpr (kRest) hide_unseen(stage);
+      if constexpr (kRest) hide_unseen(s.keys.seen[stage], lane, scores);
       float2 sums;
       if (j > 0) sums = exponentiate();
       if (j == 0 || any_of_warpgroup(out_of_range(sums), id)) {
         if (j > 0) {
           multiply_keys(stage);
-          if constexpr (kRest) hide_unseen(stage);
+          if constexpr (kRest) hide_unseen(s.keys.seen[stage], lane, scores);
         }
         renew_top();
         sums = exponentiate();
       }
       // All four warps have read which keys count.
       if constexpr (kRest) sync_warpgroup(id);
-      release(s.k_empty[stage]);
+      release(s.keys.k_empty[stage]);
       take_weights(sums);
-      wait(s.v_full[stage], parity);
+      wait(s.keys.v_full[stage], parity);
       add_values(stage);
-      release(s.v_empty[stage]);
+      release(s.keys.v_empty[stage]);
     }
   }
 
@@ -146,24 +140,7 @@ struct Consumer {
       inverse[r] = total[r] == 0.f ? 0.f : 1.f / total[r];
       if (lane % 4 == 0 && row + 8 * r < rows) lse[row + 8 * r] = (top[r] + log2f(total[r])) * 0.6931471805599453f;
     }
-    // Through shared memory, over this warp's own rows of Q, so that whole rows leave in pieces of 16 bytes.
-    unsigned char* const own = s.q[id];
-    auto const place = [&](int row, int column) {
-      int const piece = column % kAtomColumns / 8 ^ row % 8;
-      return own + column / kAtomColumns * kRows * kSwizzle + row * kSwizzle + piece * 16 + column % 8 * 2;
-    };
-#pragma unroll
-    for (int i = 0; i < kOutputs; i += 2) {
-      int const r = i / 2 % 2, column = i / 4 * 8 + lane % 4 * 2;
-      *reinterpret_cast<unsigned*>(place(row + 8 * r, column)) = pack<kBfloat16>(output[i] * inverse[r], output[i + 1] * inverse[r]);
-    }
-    __syncwarp();
-    constexpr int kPieces = kHeadDim / 8;
-    for (int i = lane % 32; i < 16 * kPieces; i += 32) {
-      int const from = lane / 32 * 16 + i / kPieces, column = i % kPieces * 8;
-      uint4 const piece = *reinterpret_cast<uint4 const*>(place(from, column));
-      if (from < rows) *reinterpret_cast<uint4*>(out + from * stride + column) = piece;
-    }
+    store_rows<kRows>(s.q[id], lane, output, inverse, rows, out, stride);
   }
 };
 

@@ -20,7 +20,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec
 from ..ir.visibility import Visibility
-from ..runtime import launch
+from ..runtime import launch, launch_backward
 from . import reference
 from .arguments import check_kinds, check_sizes, geometry_of
 from .library import LIBRARY, define, register_autograd
@@ -82,7 +82,10 @@ def _backward(
     check_kinds(q, k, v)
     visible = _visible(*problem)
     check_sizes(q, k, v, visible)
-    return reference.backward(dout, q, k, v, out, lse, visible, problem[5])
+    call = launch.Call(q, k, v, *problem)
+    kernel = AttentionSpec.parse(call.spec).kernel
+    grads = launch_backward.attention_backward(call, visible, kernel, out, lse, dout)
+    return grads or reference.backward(dout, q, k, v, out, lse, visible, call.scale)
 
 
 def _backward_fake(

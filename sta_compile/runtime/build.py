@@ -33,8 +33,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class Cubin:
+    """log: what the compiler said."""
+
     code: bytes
     usage: Usage
+    log: str
 
 
 def build(spec: KernelSpec) -> Cubin:
@@ -52,17 +55,17 @@ def build(spec: KernelSpec) -> Cubin:
         code, log = _compile(source, tools, architecture)
         entry = disk_cache.Entry(code, log)
         disk_cache.store(key, entry)
-    return Cubin(entry.code, read_usage(entry.log))
+    return Cubin(entry.code, read_usage(entry.log), entry.log)
 
 
 def read_usage(log: str) -> Usage:
-    """From the words of `ptxas -v`: of one kernel."""
+    """From the words of `ptxas -v`: the most registers of a kernel, and the sum of the rest."""
 
     def number(pattern: str) -> int:
         return sum(int(n) for n in re.findall(pattern, log))
 
     return Usage(
-        number(r"Used (\d+) registers"),
+        max((int(n) for n in re.findall(r"Used (\d+) registers", log)), default=0),
         number(r"(\d+) bytes spill (?:stores|loads)"),
         number(r"(\d+) bytes stack frame"),
         number(r"(\d+) bytes smem"),

@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from ..codegen.cutlass_blocks import shared_bytes
-from ..codegen.cutlass_source import ENTRY
+from ..codegen.cutlass_programs import program_of
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from .build import build
-from .cutlass_bind import Arguments, maps_of, may_be_dense, numbers, thread_blocks
+from .cutlass_backward_bind import bind_gradients
+from .cutlass_bind import Binding, bind_forward
 from .driver import INVALID_CONTEXT, checked, driver, make_context_current
 from .runner import Start
-from .tensors import Tensors
+from .tensors import GradientTensors, Tensors
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """function: the driver's handle. shared: dynamic shared memory of a block, in bytes."""
+    """functions: the driver's handles, by entry. shared: dynamic shared memory of a block, in bytes."""
 
-    function: Any
+    functions: dict[str, Any]
     shared: int
     device: int
 
@@ -32,35 +32,53 @@ class CutlassRunner:
         return build(spec)
 
     def build(self, spec: KernelSpec, device: int) -> Loaded:
-        code = build(spec).code
-        shared = shared_bytes(spec.head_dim, spec.blocks)
+        code, program = build(spec).code, program_of(spec)
         cu = driver()
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         with torch.cuda.device(device):
             make_context_current(device)
             module = checked(cu.cuModuleLoadData(code))
-            function = checked(cu.cuModuleGetFunction(module, ENTRY.encode()))
-            checked(cu.cuFuncSetAttribute(function, attribute, shared))
-        return Loaded(function, shared, device)
+            functions = {
+                entry: checked(cu.cuModuleGetFunction(module, entry.encode()))
+                for entry in program.entries
+            }
+            for function in functions.values():
+                if program.shared:
+                    checked(cu.cuFuncSetAttribute(function, attribute, program.shared))
+        return Loaded(functions, program.shared, device)
 
     def bind(
         self, spec: KernelSpec, binary: Loaded, tensors: Tensors, geometry: Geometry, scale: float
     ) -> Start:
-        batch, heads, _, _ = tensors.q.shape
-        grid = batch * heads * sum(thread_blocks(spec, geometry, may_be_dense(tensors))), 1, 1
-        arguments = Arguments(maps_of(spec, tensors), numbers(spec, tensors, geometry, scale))
-        threads, launch = 32 * spec.blocks.warps, driver().cuLaunchKernel
-        function, shared, device = binary.function, binary.shared, binary.device
-        block = threads, 1, 1
+        (function,) = binary.functions.values()
+        return _start(spec, binary, function, bind_forward(spec, tensors, geometry, scale))
 
-        def start(tensors: Tensors) -> None:
-            stream = torch.cuda.current_stream(device).cuda_stream
-            given = arguments.of(tensors)
-            (error,) = launch(function, *grid, *block, shared, stream, given.address, 0)
-            if error == INVALID_CONTEXT:  # the first driver call of this thread
-                make_context_current(device)
-                (error,) = launch(function, *grid, *block, shared, stream, given.address, 0)
-            if error:
-                raise RuntimeError(f"cuLaunchKernel says {error.name}")
+    def bind_gradients(
+        self,
+        spec: KernelSpec,
+        binary: Loaded,
+        entry: str,
+        tensors: GradientTensors,
+        geometry: Geometry,
+        scale: float,
+    ) -> Start:
+        """entry: which kernel of the binary."""
+        binding = bind_gradients(spec, entry, tensors, geometry, scale)
+        return _start(spec, binary, binary.functions[entry], binding)
 
-        return start
+
+def _start(spec: KernelSpec, binary: Loaded, function: Any, binding: Binding) -> Start:
+    launch, device, arguments = driver().cuLaunchKernel, binary.device, binding.arguments
+    how = binding.blocks, 1, 1, 32 * spec.blocks.warps, 1, 1, binary.shared
+
+    def start(tensors: tuple[torch.Tensor | None, ...]) -> None:
+        stream = torch.cuda.current_stream(device).cuda_stream
+        given = arguments.of(tensors)
+        (error,) = launch(function, *how, stream, given.address, 0)
+        if error == INVALID_CONTEXT:  # the first driver call of this thread
+            make_context_current(device)
+            (error,) = launch(function, *how, stream, given.address, 0)
+        if error:
+            raise RuntimeError(f"cuLaunchKernel says {error.name}")
+
+    return start

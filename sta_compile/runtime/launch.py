@@ -47,6 +47,10 @@ class Call(NamedTuple):
     video_mask: Tensor | None = None
 
 
+# key_lengths, dense, key_mask, video_mask and shown of Tensors.
+Flags = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
 class Copies(NamedTuple):
     """Which of q, k, v and out no kernel can read or write where they are."""
 
@@ -109,7 +113,7 @@ def launch_again(call: Call, key: Key) -> tuple[Tensor, Tensor] | None:
         return None
     tensors, out = _tensors(call, ready.copies, ready.of_context)
     try:
-        on_device(ready.start, tensors)
+        on_device(ready.start, call.q.device, tensors)
     except Exception as error:
         fail(ready.spec, error)
         return None
@@ -159,7 +163,7 @@ def attention_forward(
 
 def _tensors(call: Call, copies: Copies, of_context: bool) -> tuple[Tensors, Tensor]:
     """What a kernel works on, and the operator's own output, which may be another."""
-    q, k, v, key_lengths, dense, _, _, _, _, key_mask, video_mask = call
+    q, k, v, *_ = call
     out = torch.empty_like(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     target = out
@@ -170,14 +174,15 @@ def _tensors(call: Call, copies: Copies, of_context: bool) -> tuple[Tensors, Ten
             for x, copy in zip((q, k, v), copies, strict=False)
         )
         target = torch.empty_like(out, memory_format=rows) if copies.out else out
-    if not of_context:
-        key_lengths = key_mask = None
-    shown = None
-    if video_mask is not None:
-        video_mask = flat(video_mask)
-        shown = None if video_mask is None else video_mask.all(1)
-    flags = flat(key_lengths), flat(dense), flat(key_mask)
-    return Tensors(q, k, v, target, lse, *flags, video_mask, shown), out
+    return Tensors(q, k, v, target, lse, *flags_of(call, of_context)), out
+
+
+def flags_of(call: Call, of_context: bool) -> Flags:
+    """What says which keys count."""
+    key_lengths, key_mask = (call.key_lengths, call.key_mask) if of_context else (None, None)
+    video_mask = flat(call.video_mask)
+    shown = None if video_mask is None else video_mask.all(1)
+    return flat(key_lengths), flat(call.dense), flat(key_mask), video_mask, shown
 
 
 def _result(tensors: Tensors, out: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,7 +201,7 @@ def run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) ->
         return None
     try:
         start = runner_of(spec.emitter).bind(spec, binary, tensors, geometry, scale)
-        on_device(start, tensors)
+        on_device(start, tensors.q.device, tensors)
     except Exception as error:
         fail(spec, error)
         return None
@@ -216,8 +221,7 @@ def built(spec: KernelSpec, device: int) -> Any:
     return _built[spec, device]
 
 
-def on_device(start: Start, tensors: Tensors) -> None:
-    device = tensors.q.device
+def on_device(start: Start, device: torch.device, tensors: Any) -> None:
     if torch.cuda.current_device() == device.index:
         start(tensors)
         return

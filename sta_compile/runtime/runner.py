@@ -13,8 +13,8 @@ from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from .tensors import Tensors
 
-# Launches on the current device and stream; may be called from several threads.
-Start = Callable[[Tensors], None]
+# Launches on the current device and stream, on tensors like those it was bound with; may be called from several threads.
+Start = Callable[[Any], None]
 
 
 class Runner(Protocol):

@@ -33,6 +33,41 @@ class Tensors(NamedTuple):
     video_mask: Tensor | None = None
     shown: Tensor | None = None
 
+    @property
+    def may_be_dense(self) -> bool:
+        """A sample whose video_mask hides keys is dense."""
+        return self.dense is not None or self.video_mask is not None
+
+
+class GradientTensors(NamedTuple):
+    """The tensors of a backward pass. q, k, v, out and flags: as in Tensors; dout, dq: as q; dk, dv: as k.
+
+    statistics: float32 [batch * heads * queries + 1, 2]. dq_sum: float32 zeros [parts, batch, heads, queries, columns], if
+    the kernels add to it.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    dout: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    statistics: Tensor
+    dq_sum: Tensor | None
+    key_lengths: Tensor | None
+    dense: Tensor | None
+    key_mask: Tensor | None
+    video_mask: Tensor | None
+    shown: Tensor | None
+
+    @property
+    def may_be_dense(self) -> bool:
+        """A sample whose video_mask hides keys is dense."""
+        return self.dense is not None or self.video_mask is not None
+
 
 def map_of(x: Tensor) -> TensorMap | None:
     return tensor_map(tuple(x.shape), x.stride(), x.itemsize, x.data_ptr())

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from sta_compile.codegen import cutlass_forward, preference
-from sta_compile.codegen.cutlass_blocks import BLOCKS, GROUP, shared_bytes
+from sta_compile.codegen.cutlass_blocks import BLOCKS, GROUP
 from sta_compile.codegen.cutlass_forward import CutlassForward
+from sta_compile.codegen.cutlass_programs import program_of
 from sta_compile.codegen.emitter import Problem
 from sta_compile.codegen.select import EMITTERS, candidates, select
 from sta_compile.codegen.tensor_map import is_boxed
@@ -88,7 +89,8 @@ def test_one_binary_serves_all_segments(head_dim):
 
 def test_blocks_fit_the_machine():
     for head_dim, blocks in BLOCKS.items():
-        assert shared_bytes(head_dim, blocks) <= SHARED_MEMORY[90]
+        (spec,) = select(replace(HOPPER, head_dim=head_dim), "cutlass")[0]
+        assert program_of(spec).shared <= SHARED_MEMORY[90]
         assert blocks.n % GROUP == 0
         assert blocks.n <= 256
         boxes = blocks.n // GROUP * -(-head_dim // 64)

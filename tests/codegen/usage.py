@@ -6,20 +6,42 @@ import json
 from dataclasses import astuple
 from pathlib import Path
 
+from sta_compile.codegen import cutlass_backward
 from sta_compile.codegen.cutlass_blocks import BLOCKS
+from sta_compile.codegen.emitter import Problem
 from sta_compile.codegen.toolchain import toolchain
 from sta_compile.ir.kernel_spec import KernelSpec
+from sta_compile.ir.target import Target
 from sta_compile.runtime.build import build
 
 TABLE = Path(__file__).with_name("usage.json")
 
 
-def specs() -> list[KernelSpec]:
+def forward_specs() -> list[KernelSpec]:
     return [
         KernelSpec("cutlass", "forward", 90, dtype, head_dim, blocks, "tma", 0, "", False)
         for dtype in ("bf16", "fp16")
         for head_dim, blocks in BLOCKS.items()
     ]
+
+
+def backward_specs() -> list[KernelSpec]:
+    """In the order of their launches, for each dtype and head dim."""
+    found: dict[KernelSpec, None] = {}
+    for forward in forward_specs():
+        problem = problem_of(forward.dtype, forward.head_dim)
+        for deterministic in (False, True):
+            steps = cutlass_backward.plan(problem, deterministic)
+            found.update(dict.fromkeys(step.spec for step in steps))
+    return list(found)
+
+
+def specs() -> list[KernelSpec]:
+    return [*forward_specs(), *backward_specs()]
+
+
+def problem_of(dtype: str, head_dim: int) -> Problem:
+    return Problem(Target.cuda(90), dtype, head_dim, 0, "", False, 0.1, ((384, 300),))
 
 
 def version() -> str:

@@ -12,6 +12,7 @@ from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.runtime import launch, say
 from sta_compile.runtime.prepare import Request, prepare
 from tests import oracle
+from tests.gpu.cases import SMALL, problem, relative
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,80 +20,6 @@ pytestmark = [
 ]
 
 ERROR = {torch.bfloat16: 4e-3, torch.float16: 8e-4, torch.float32: 2e-5}
-
-# grid, tiles, window, roles, segments, key_lengths, dense
-SMALL = {
-    "one token": ((1, 1, 1), (1, 1, 1), (1, 1, 1), ("video",), [1], None, None),
-    "divides": ((6, 8, 16), (3, 4, 4), (3, 3, 1), ("video",), [768], None, None),
-    "ragged": ((7, 13, 17), (3, 3, 4), (1, 3, 3), ("video",), [1547], None, None),
-    "full cols": ((5, 9, 11), (5, 3, 3), (3, 1, 3), ("video",), [495], None, None),
-    "full": ((5, 9, 11), (5, 3, 3), (5, 3, 3), ("video",), [495], None, None),
-    "text after": (
-        (5, 12, 16),
-        (3, 3, 4),
-        (1, 3, 3),
-        ("video", "context"),
-        [960, 200],
-        [[200], [77], [0]],
-        None,
-    ),
-    "text before, dense": (
-        (5, 12, 16),
-        (3, 3, 4),
-        (1, 1, 3),
-        ("context", "video"),
-        [300, 960],
-        [[300], [129], [1]],
-        [False, True, False],
-    ),
-    "text on both sides": (
-        (4, 9, 31),
-        (4, 3, 5),
-        (1, 3, 1),
-        ("context", "video", "context"),
-        [129, 1116, 127],
-        [[129, 0], [128, 127], [0, 0]],
-        [True, False, True],
-    ),
-    "four contexts": (
-        (3, 8, 8),
-        (3, 2, 2),
-        (1, 1, 1),
-        ("context", "context", "video", "context", "context"),
-        [17, 0, 192, 130, 5],
-        None,
-        [False, False, True],
-    ),
-    "keys before": (
-        (5, 12, 16),
-        (3, 3, 4),
-        (1, 3, 3),
-        ("keys", "video"),
-        [333, 960],
-        [[333], [128], [0]],
-        [False, True, False],
-    ),
-    "keys around, context after": (
-        (4, 9, 31),
-        (4, 3, 5),
-        (1, 3, 1),
-        ("keys", "video", "keys", "context"),
-        [65, 1116, 200, 40],
-        None,
-        [True, False, False],
-    ),
-}
-
-
-def tensors(shape, layout, dtype, generator):
-    b, h, n, d = shape
-    if layout == "bhnd":
-        x = torch.randn(b, h, n, d, device="cuda", generator=generator)
-    elif layout == "bnhd":
-        x = torch.randn(b, n, h, d, device="cuda", generator=generator).transpose(1, 2)
-    else:  # a third of a fused projection
-        x = torch.randn(b, n, h, 3 * d, device="cuda", generator=generator).transpose(1, 2)
-    return x.to(dtype)[..., -d:]
 
 
 def poison_free_memory(*sizes):
@@ -104,45 +31,17 @@ def poison_free_memory(*sizes):
 def check(
     case, heads, head_dim, dtype, layout, kernel="triton", value_scale=1.0, shown=None, hidden=None
 ):
-    """shown: share of the keys beside the video that a key mask leaves. hidden: keys of the video that one hides, in the
-    first sample only."""
-    grid, tiles, window, roles, segments, lengths, flags = SMALL[case]
-    batch, keys = 3, sum(segments)
-    queries = sum(n for n, role in zip(segments, roles, strict=True) if role != "keys")
-    generator = torch.Generator("cuda").manual_seed(1)
-    q, k, v = (
-        tensors((batch, h, tokens, head_dim), layout, dtype, generator)
-        for h, tokens in ((heads[0], queries), (heads[1], keys), (heads[1], keys))
+    arguments, mask = problem(
+        case, heads, head_dim, dtype, layout, kernel, shown, hidden, value_scale
     )
-    v = v * value_scale
-    key_mask = None
-    if shown is not None:
-        key_mask = torch.rand(batch, keys - grid[0] * grid[1] * grid[2]) < shown
-        key_mask[0] = False
-    video_mask = None
-    if hidden is not None:
-        video_mask = torch.ones(batch, grid[0] * grid[1] * grid[2], dtype=torch.bool)
-        video_mask[0, list(hidden)] = False
-    lengths = lengths and torch.tensor(lengths)
-    mask = oracle.full_mask(
-        grid, tiles, window, roles, segments, batch, lengths, flags, key_mask, video_mask
-    ).cuda()
-    for x in (k, v):
-        x.masked_fill_(~mask.any(1)[:, None, :, None], torch.nan)
-    spec = AttentionSpec(roles, tiles=tiles, window=window, kernel=kernel).text()
-    key_lengths, key_mask, video_mask = (
-        None if x is None else x.cuda() for x in (lengths, key_mask, video_mask)
-    )
-    dense = None if flags is None else torch.tensor(flags, device="cuda")
+    q, k, v = arguments[:3]
     poison_free_memory(q.numel() * q.itemsize // 4, q.numel() // head_dim)
-    scale = head_dim**-0.5
-    out, lse = torch.ops.sta.attention(
-        q, k, v, key_lengths, dense, segments, list(grid), spec, scale, key_mask, video_mask
+    out, lse = torch.ops.sta.attention(*arguments)
+    expected, expected_lse = oracle.attention(
+        q.double(), k.double(), v.double(), mask, head_dim**-0.5
     )
-    expected, expected_lse = oracle.attention(q.double(), k.double(), v.double(), mask, scale)
     assert out.stride() == torch.empty_like(q).stride()
-    error = ((out.double() - expected).norm() / expected.norm()).item()
-    assert error < ERROR[dtype]
+    assert relative(out, expected) < ERROR[dtype]
     torch.testing.assert_close(lse.double(), expected_lse, atol=2e-3, rtol=2e-4)
 
 
@@ -222,10 +121,6 @@ def wan(heads=2, head_dim=128, **kwargs):
 def reference_of(arguments):
     exact = [x.replace("triton", "reference") if isinstance(x, str) else x for x in arguments]
     return torch.ops.sta.attention(*exact)[0]
-
-
-def relative(a, b):
-    return ((a.float() - b.float()).norm() / b.float().norm()).item()
 
 
 def test_a_real_grid():

@@ -21,8 +21,9 @@ from sta_compile.ir.window import Window
 from sta_compile.runtime import build as building
 from sta_compile.runtime import launch, say
 from sta_compile.runtime.prepare import Request, prepare
-from tests.gpu.test_attention_gpu import ERROR, check, relative, tensors
-from tests.gpu.test_attention_gpu import SMALL as ALL
+from tests.gpu.cases import SMALL as ALL
+from tests.gpu.cases import relative, tensors
+from tests.gpu.test_attention_gpu import ERROR, check
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 pytestmark = [

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sta_compile.codegen.cutlass_blocks import shared_bytes
-from sta_compile.codegen.cutlass_source import FIELDS, offsets, parameters_bytes
+from sta_compile.codegen.cutlass_layout import FORWARD
+from sta_compile.codegen.cutlass_programs import program_of
 from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ops.arguments import geometry_of
-from sta_compile.runtime import cutlass_bind, cutlass_runner
+from sta_compile.runtime import cutlass_parameters, cutlass_problem, cutlass_runner
 from sta_compile.runtime import driver as driver_module
 from sta_compile.runtime.build import Cubin, Usage
 from sta_compile.runtime.cutlass_runner import CutlassRunner
@@ -83,22 +83,24 @@ class Driver(Names):
         (pointer,) = (ctypes.c_void_p * 1).from_address(address)
         assert pointer % 64 == 0
         assert extra == 0
-        self.launches.append((*arguments, ctypes.string_at(pointer, parameters_bytes())))
+        self.launches.append((*arguments, ctypes.string_at(pointer, FORWARD.size)))
         return (self.answers.pop(0) if self.answers else Error(0),)
 
 
 @pytest.fixture
 def driver(monkeypatch):
     made = Driver()
-    for module in (cutlass_bind, cutlass_runner, driver_module):
+    for module in (cutlass_parameters, cutlass_runner, driver_module):
         monkeypatch.setattr(module, "driver", lambda: made)
-    monkeypatch.setattr(cutlass_runner, "build", lambda spec: Cubin(b"code", Usage(168, 0, 0, 0)))
-    cutlass_bind._encoding.cache_clear()
+    monkeypatch.setattr(
+        cutlass_runner, "build", lambda spec: Cubin(b"code", Usage(168, 0, 0, 0), "")
+    )
+    cutlass_parameters._encoding.cache_clear()
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
     stream = SimpleNamespace(cuda_stream=77)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     yield made
-    cutlass_bind._encoding.cache_clear()
+    cutlass_parameters._encoding.cache_clear()
 
 
 def problem(batch=2, token_major=True):
@@ -121,9 +123,11 @@ def started(driver, tensors, geometry):
 
 
 def fields_of(raw):
-    at = offsets()
     found = {
-        name: struct.unpack_from(f"<{count}{kind}", raw, at[name]) for name, kind, count in FIELDS
+        name.removeprefix("problem."): struct.unpack_from(
+            f"<{number}{kind}", raw, FORWARD.offsets[name]
+        )
+        for name, kind, number in FORWARD.fields
     }
     return {name: values[0] if len(values) == 1 else values for name, values in found.items()}
 
@@ -131,7 +135,7 @@ def fields_of(raw):
 def test_parameters_and_launch(driver):
     tensors, geometry = problem()
     started(driver, tensors, geometry)(tensors)
-    shared = shared_bytes(72, SPEC.blocks)
+    shared = program_of(SPEC).shared
     assert driver.attributes == [
         ("function", "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
     ]
@@ -140,10 +144,10 @@ def test_parameters_and_launch(driver):
     # tile with a window of its own, three units a block.
     assert launch == ["function", (2 + 2 + 2) * 3 * 2, 1, 1, 512, 1, 1, shared, 77]
     found = fields_of(raw)
-    assert found["out"] == tensors.out.data_ptr()
+    assert found["out.data"] == tensors.out.data_ptr()
     assert found["lse"] == tensors.lse.data_ptr()
     assert found["lengths"] == found["dense"] == found["length_bytes"] == 0
-    assert (found["out_batch"], found["out_head"], found["out_token"]) == tensors.out.stride()[:3]
+    assert (found["out.batch"], found["out.head"], found["out.token"]) == tensors.out.stride()[:3]
     assert found["scale"] == pytest.approx(0.5 * 1.4426950408889634)
     assert (found["batch_heads"], found["heads"], found["queries"]) == (6, 3, 693)
     assert found["axis"] == (7, 3, 2, 1, 9, 1, 9, 0, 11, 3, 3, 2)
@@ -210,7 +214,7 @@ def test_what_is_beside_the_video(driver):
 
 @given(st.integers(1, 2**31 - 1), st.integers(0, 2**31 - 1))
 def test_divisors(value, dividend):
-    _, multiplier, shift = cutlass_bind.divisor(value)
+    _, multiplier, shift = cutlass_problem.divisor(value)
     assert multiplier < 2**32
     quotient = dividend if value == 1 else (dividend * multiplier >> 32) >> shift
     assert quotient == dividend // value
@@ -234,13 +238,13 @@ def test_the_same_addresses_are_described_once(driver):
     out = torch.zeros_like(tensors.out)
     start(tensors._replace(out=out))
     assert len(driver.maps) == 5
-    assert fields_of(driver.launches[2][-1])["out"] == out.data_ptr()
+    assert fields_of(driver.launches[2][-1])["out.data"] == out.data_ptr()
     start(tensors._replace(k=tensors.k.clone()))
     assert len(driver.maps) == 7  # k and its tail
 
 
 def test_what_is_kept_is_bounded(driver, monkeypatch):
-    monkeypatch.setattr(cutlass_bind, "MOST_KEPT", 8)
+    monkeypatch.setattr(cutlass_parameters, "MOST_KEPT", 8)
     tensors, geometry = problem()
     start = started(driver, tensors, geometry)
     copies = [tensors._replace(q=tensors.q.clone(), k=tensors.k.clone()) for _ in range(20)]
@@ -250,7 +254,9 @@ def test_what_is_kept_is_bounded(driver, monkeypatch):
     assert [x[-1][:0] for x in driver.launches] == [b""] * 40
     arguments = start.__closure__
     kept = [
-        c.cell_contents for c in arguments if isinstance(c.cell_contents, cutlass_bind.Arguments)
+        c.cell_contents
+        for c in arguments
+        if isinstance(c.cell_contents, cutlass_parameters.Arguments)
     ]
     assert all(len(x._kept) <= 8 and len(x._encoded) <= 8 for x in kept)
 
@@ -276,8 +282,8 @@ def test_an_error_has_the_drivers_name(driver):
 def test_bindings_have_what_is_asked_of_them():
     """The names and numbers of the real bindings, without a driver."""
     bindings = pytest.importorskip("cuda.bindings.driver")
-    cutlass_bind._encoding.cache_clear()
-    cu, kinds, how = cutlass_bind._encoding()
+    cutlass_parameters._encoding.cache_clear()
+    cu, kinds, how = cutlass_parameters._encoding()
     assert cu is bindings
     assert set(kinds) == {"bf16", "fp16"}
     assert len(how) == 4

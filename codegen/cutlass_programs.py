@@ -1,0 +1,128 @@
+"""What each C++ kernel's source is made of: the template, the constants and matrix products that depend on its spec, the
+layouts of its parameters, and the shared memory that it asks for.
+
+A product is a warpgroup's 64 rows by `columns`, 16 deep: `left` operand from shared memory ("SS") or registers ("RS"), and
+which dimension of each operand is contiguous, "K" or "MN" (PTX ISA, "wgmma.mma_async").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..ir.kernel_spec import KernelSpec
+from .cutlass_blocks import BOX, QUERY_UNIT, row_bytes
+from .cutlass_layout import FORWARD, KEY_GRADIENTS, QUERY_GRADIENTS, ROWS, Layout
+
+# Alignment of the buffers to 1 KiB; barriers, and which keys of the rest count.
+EXTRA = 1024 + 512
+PART = 64  # columns of dQ that are summed at a time
+KEY_ROWS = 128  # keys of a thread block that owns keys
+# Gradients that a kernel whose thread blocks own keys computes, by direction: dK, dV, and the sum of dQ.
+KEY_DIRECTIONS = {
+    "backward": (True, True, True),
+    "backward_kv": (True, True, False),
+    "backward_k": (True, False, False),
+    "backward_v": (False, True, False),
+}
+
+
+class Product(NamedTuple):
+    name: str
+    columns: int
+    form: str
+    left: str
+    right: str
+
+
+@dataclass(frozen=True)
+class Program:
+    """header: of the template. entries: kernels by name and the layout of their parameters. shared: dynamic shared memory of
+    each, in bytes.
+    """
+
+    header: str
+    entries: dict[str, Layout]
+    constants: dict[str, int]
+    products: tuple[Product, ...]
+    shared: int
+
+
+def program_of(spec: KernelSpec) -> Program:
+    """For specs of the "cutlass" emitter, by their direction."""
+    make = {"forward": _forward, "backward_q": _query_gradients, "backward_rows": _rows}
+    return make.get(spec.direction, _key_gradients)(spec)
+
+
+def _forward(spec: KernelSpec) -> Program:
+    shared = _key_walk_bytes(spec, tensors=1)
+    products = (
+        Product("ScoresMma", spec.blocks.n, "SS", "K", "K"),
+        Product("OutputMma", spec.head_dim, "RS", "K", "MN"),
+    )
+    constants = _constants(spec, shared, kKeys=spec.blocks.n)
+    entries = {"sta_attention_forward": FORWARD}
+    return Program("sm90/attention_forward.cuh", entries, constants, products, shared)
+
+
+def _query_gradients(spec: KernelSpec) -> Program:
+    shared = _key_walk_bytes(spec, tensors=2)
+    products = (
+        Product("ScoresMma", spec.blocks.n, "SS", "K", "K"),
+        Product("OutputMma", spec.head_dim, "RS", "K", "MN"),
+    )
+    constants = _constants(spec, shared, kKeys=spec.blocks.n)
+    entries = {"sta_query_gradients": QUERY_GRADIENTS}
+    return Program("sm90/query_gradients.cuh", entries, constants, products, shared)
+
+
+def _key_gradients(spec: KernelSpec) -> Program:
+    keys, values, queries = KEY_DIRECTIONS[spec.direction]
+    shared = _query_walk_bytes(spec)
+    products = (
+        Product("ScoresMma", spec.blocks.m, "SS", "K", "K"),
+        Product("GradientMma", spec.head_dim, "RS", "K", "MN"),
+        Product("QueryMma", PART, "SS", "MN", "MN"),
+    )
+    flags = {"kKeyGradient": keys, "kValueGradient": values, "kQuerySum": queries}
+    constants = _constants(spec, shared, **flags)
+    entries = {"sta_key_gradients": KEY_GRADIENTS}
+    return Program("sm90/key_gradients.cuh", entries, constants, products, shared)
+
+
+def _rows(spec: KernelSpec) -> Program:
+    constants = {"kBfloat16": spec.dtype == "bf16", "kHeadDim": spec.head_dim}
+    entries = {"sta_row_statistics": ROWS, "sta_convert_sum": ROWS}
+    return Program("sm90/backward_rows.cuh", entries, constants, (), 0)
+
+
+def _constants(spec: KernelSpec, shared: int, **others: int) -> dict[str, int]:
+    warpgroups = spec.blocks.m // QUERY_UNIT if "kKeys" in others else KEY_ROWS // QUERY_UNIT
+    return {
+        "kBfloat16": spec.dtype == "bf16",
+        "kHeadDim": spec.head_dim,
+        "kWarpgroups": warpgroups,
+        "kStages": spec.blocks.stages,
+        "kSharedBytes": shared,
+        **others,
+    }
+
+
+def _key_walk_bytes(spec: KernelSpec, tensors: int) -> int:
+    """Query rows of so many tensors, and stages of keys and of values."""
+    blocks = spec.blocks
+    rows = tensors * blocks.m + 2 * blocks.stages * blocks.n
+    return rows * row_bytes(spec.head_dim) + EXTRA
+
+
+def _query_walk_bytes(spec: KernelSpec) -> int:
+    """Keys and values, stages of queries and of their gradients; dS twice, and float parts of dQ."""
+    blocks = spec.blocks
+    rows = 2 * KEY_ROWS + 2 * blocks.stages * blocks.m
+    parts = -(-spec.head_dim // PART)
+    sums = 2 * KEY_ROWS * BOX * 2 + parts * blocks.m * PART * 4
+    if spec.direction != "backward":
+        sums = 2 * 1024
+    # Of each stage: lse and the sum over dO * O of each row; rows of four steps, of 16 each.
+    notes = blocks.stages * (blocks.m * 8 + 4 * 4 * 10)
+    return rows * row_bytes(spec.head_dim) + sums + notes + 1024 + 256

@@ -1,0 +1,94 @@
+// A walk over runs of tokens, by one warp: first the blocks of kBlock tokens that lie wholly in a run, then the rest of all
+// runs, packed in groups of kGroup tokens.
+#pragma once
+
+#include "include/key_runs.cuh"
+
+namespace sta {
+
+constexpr int kGroup = 16;
+
+// Part of a block of the rest: tokens `first + from` to `first + to`. The box of kGroup tokens from `first` on holds
+// others too where the run is shorter, or where it overlaps the group before.
+struct Packed {
+  int first, from, to, run;
+};
+
+// Side has `count` runs, at(index) -> Run, and in_blocks(index, run) -> tokens of the run that are walked in whole blocks.
+template <int kBlock, class Side>
+struct Walk {
+  static constexpr int kGroups = kBlock / kGroup;
+
+  Side const& side;
+  int const lane;
+  // Lane i holds run i of each 32, so that a block does not wait for the arithmetic of its first loads.
+  Run mine;
+  int blocks = 0, rest_blocks;
+  bool shorter = false;  // is a run shorter than a group?
+
+  __device__ __forceinline__ explicit Walk(Side const& side) : side(side), lane(threadIdx.x % 32), mine(side.at(lane)) {
+    int groups = 0;
+    auto const count = [&](int index, Run const& run) {
+      int const in_blocks = side.in_blocks(index, run);
+      blocks += in_blocks / kBlock;
+      groups += (run.length - in_blocks + kGroup - 1) / kGroup;
+      shorter |= run.length > 0 && run.length < kGroup;
+    };
+    if (lane < side.count) count(lane, mine);
+#pragma unroll 1
+    for (int index = lane + 32; index < side.count; index += 32) count(index, side.at(index));
+    shorter = __any_sync(~0u, shorter);
+#pragma unroll
+    for (int d = 16; d > 0; d /= 2) {
+      blocks += __shfl_xor_sync(~0u, blocks, d);
+      groups += __shfl_xor_sync(~0u, groups, d);
+    }
+    rest_blocks = (groups + kGroups - 1) / kGroups;
+  }
+
+  __device__ __forceinline__ Run run_at(int index) {
+    if (side.count > 32 && index % 32 == 0) mine = side.at(index + lane);
+    return Run{__shfl_sync(~0u, mine.start, index % 32), __shfl_sync(~0u, mine.length, index % 32)};
+  }
+
+  // block(token) for each whole block.
+  template <class Block>
+  __device__ __forceinline__ void whole(Block block) {
+    for (int index = 0; index < side.count; index++) {
+      Run const run = run_at(index);
+      for (int i = 0; i < side.in_blocks(index, run) / kBlock; i++) block(run.start + i * kBlock);
+    }
+  }
+
+  // group(g, packed) for each of kGroups groups, and then block(), for each block of the rest. A group ends where the next
+  // one starts or its run ends, and never starts before its run does. A block that is not full repeats its last box.
+  template <class Group, class Block>
+  __device__ __forceinline__ void rest(Group group, Block block) {
+    int index = 0, left = 0, rest = 0;
+    Run run = {0, 0};
+    Packed packed = {0, 0, 0, 0};
+    for (int r = 0; r < rest_blocks; r++) {
+#pragma unroll 1
+      for (int g = 0; g < kGroups; g++) {
+        while (left == 0 && index < side.count) {
+          run = run_at(index);
+          rest = run.length - side.in_blocks(index, run);
+          left = (rest + kGroup - 1) / kGroup;
+          packed.run = index++;
+        }
+        packed.from = packed.to = 0;
+        if (left > 0) {
+          int const end = run.start + run.length;
+          left--;
+          packed.first = max(run.start, end - (left + 1) * kGroup);
+          packed.from = max(end - rest - packed.first, 0);
+          packed.to = min(end - left * kGroup - packed.first, kGroup);
+        }
+        group(g, packed);
+      }
+      block();
+    }
+  }
+};
+
+}  // namespace sta

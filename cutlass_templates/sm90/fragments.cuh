@@ -1,0 +1,52 @@
+// A thread's part of the 64 rows of a warpgroup: elements 0, 1 of each four are of row `lane / 4` of its warp's 16, elements
+// 2, 3 of the row eight below (PTX ISA, "Register fragments for wgmma").
+#pragma once
+
+#include "include/packed_walk.cuh"
+#include "include/ptx.cuh"
+#include "include/wgmma.cuh"
+
+namespace sta {
+
+// Scores of keys that do not count become -infinity. seen: for each group of kGroup columns, which do.
+template <int kCount>
+__device__ __forceinline__ void hide_unseen(unsigned short const* seen, int lane, float (&scores)[kCount]) {
+#pragma unroll
+  for (int g = 0; g < kCount / 8; g++) {
+    unsigned const of_group = seen[g];
+    if (of_group == (1u << kGroup) - 1) continue;
+    unsigned const mine = of_group >> lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      int const key = i / 4 * 8 + i % 2;
+      if (!(mine >> key & 1)) scores[8 * g + i] = -kInfinity;
+    }
+  }
+}
+
+// The fragment times factor (of each of the thread's two rows) to global memory as 16-bit elements, through shared
+// memory, so that whole rows leave in pieces of 16 bytes. Each warp uses its own rows of `own`, in blocks of kAtomColumns
+// columns by kBlockRows rows. lane: thread of the warpgroup. rows: that exist.
+template <int kBlockRows, int kCount>
+__device__ __forceinline__ void store_rows(unsigned char* own, int lane, float const (&values)[kCount], float const (&factor)[2],
+                                           int rows, Element* out, long long stride) {
+  int const row = lane / 32 * 16 + lane % 32 / 4;
+  auto const place = [&](int row, int column) {
+    int const piece = column % kAtomColumns / 8 ^ row % 8;
+    return own + column / kAtomColumns * kBlockRows * kSwizzle + row * kSwizzle + piece * 16 + column % 8 * 2;
+  };
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    int const r = i / 2 % 2, column = i / 4 * 8 + lane % 4 * 2;
+    *reinterpret_cast<unsigned*>(place(row + 8 * r, column)) = pack<kBfloat16>(values[i] * factor[r], values[i + 1] * factor[r]);
+  }
+  __syncwarp();
+  constexpr int kPieces = kCount * 2 / 8;
+  for (int i = lane % 32; i < 16 * kPieces; i += 32) {
+    int const from = lane / 32 * 16 + i / kPieces, column = i % kPieces * 8;
+    uint4 const piece = *reinterpret_cast<uint4 const*>(place(from, column));
+    if (from < rows) *reinterpret_cast<uint4*>(out + from * stride + column) = piece;
+  }
+}
+
+}  // namespace sta

@@ -1,0 +1,88 @@
+"""The part of the parameters that all C++ kernels share: `struct Problem` of cutlass_templates/sm90/problem.cuh."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import log2
+
+from torch import Tensor
+
+from ..codegen.cutlass_blocks import QUERY_UNIT
+from ..codegen.cutlass_layout import CONTEXTS
+from ..ir.geometry import Geometry
+from ..ir.window_groups import group_blocks, groups_of
+from .cutlass_parameters import Values
+
+LOG2_E = log2(2.718281828459045)
+
+
+def thread_blocks(rows: int, geometry: Geometry, may_be_dense: bool) -> tuple[int, int]:
+    """(blocks of all contexts, blocks of the video) of one head, of `rows` query rows each.
+
+    may_be_dense: some samples may see the whole video; a sample whose video_mask hides keys does.
+    """
+    tiling = geometry.tiling
+    video = group_blocks(tiling, geometry.window, QUERY_UNIT, rows // QUERY_UNIT).video
+    if may_be_dense:  # then the video is one run of rows
+        video = max(video, -(-tiling.tokens // rows))
+    return sum(-(-length // rows) for _, length in geometry.context_queries), video
+
+
+def problem_values(
+    rows: int,
+    geometry: Geometry,
+    blocks: tuple[int, int],
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    key_lengths: Tensor | None,
+) -> Values:
+    """rows: query rows of a thread block. blocks: of all contexts and of the video, of one head."""
+    tiling, window = geometry.tiling, geometry.window
+    grouped = group_blocks(tiling, window, QUERY_UNIT, rows // QUERY_UNIT)
+    contexts, video = blocks
+    keys, queries = list(geometry.contexts), list(geometry.context_queries)
+    unused = [0] * (CONTEXTS - len(keys))
+    values: dict[str, list[float]] = {
+        "scale": [scale * LOG2_E],
+        "length_bytes": [0 if key_lengths is None else key_lengths.element_size()],
+        "batch_heads": [batch * heads],
+        "heads": [heads],
+        "queries": [geometry.queries],
+        "video_key": [geometry.video_key],
+        "video_query": [geometry.video_query],
+        "axis": [
+            x
+            for length, n in zip(tiling.grid, tiling.tiles, strict=True)
+            for x in (length, n, length // n, length % n)
+        ],
+        "groups": [
+            x for a in groups_of(tiling, window) for x in (a.tiles, a.half, a.width, a.count)
+        ],
+        "by_share": divisor(heads // kv_heads),
+        "by_heads": divisor(heads),
+        "by_context_blocks": divisor(contexts),
+        "by_video_blocks": divisor(video),
+        "context_blocks": [contexts],
+        "video_blocks": [video],
+        "slab_blocks": [x for n in grouped.slab for x in divisor(n)],
+        "band_blocks": [x for band in grouped.band for n in band for x in divisor(n)],
+        "group_blocks": [x for t in grouped.group for h in t for n in h for x in divisor(n)],
+        "contexts": [len(keys)],
+        "context_keys": [geometry.context_keys],
+        "context_column": [*list(accumulate((n for _, n in keys), initial=0))[:-1], *unused],
+        "context_key": [*(start for start, _ in keys), *unused],
+        "context_length": [*(length for _, length in keys), *unused],
+        "context_query": [*(start for start, _ in queries), *unused],
+        "context_rows": [*(length for _, length in queries), *unused],
+    }
+    return {f"problem.{name}": value for name, value in values.items()}
+
+
+def divisor(value: int) -> list[float]:
+    """(value, multiplier, shift) for an exact division of numbers below 2^31: see key_runs.cuh."""
+    if value < 2:
+        return [value, 0, 0]
+    bits = (value - 1).bit_length()
+    return [value, -(-(2 ** (31 + bits)) // value), bits - 1]
