@@ -27,6 +27,7 @@ from .axes import (
     same_size,
     segments_of,
 )
+from .factorised import Factorisation
 from .grid_proofs import GridAxis, GridProofs
 from .hints import Hints, how_to_tell
 from .operator_limits import FROM_OTHER_GRAPHS, ONE_BODY, PICKED_BY_DATA, unsupported
@@ -87,6 +88,7 @@ class GridInference:
         rivals = RivalSequences(self.streams, self._attended(sites))
         self.grids = GridProofs(trace, declared, hints, known, rivals)
         self._parts = TokenParts(self.streams)
+        self._factorisation = Factorisation(self.streams, self.grids.latents)
         self._sequences = SequenceReader(trace.view, hints.values)
 
     def _attended(
@@ -131,12 +133,9 @@ class GridInference:
                 return Refusal(site.name, other.reason, other.hint, False) if given else None
         elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
-        if self._frames_in_batch(site):
-            return Refusal(
-                site.name,
-                "factorised attention: frames or positions are in the batch axis",
-                "nothing to do: such attention is short already",
-            )
+        factorised = self._factorisation.problem(site, [parts[g] for g in grids] or parts)
+        if factorised is not None:
+            return Refusal(site.name, factorised.reason, factorised.hint)
         if main is None:
             return self._no_grid(site, q_axis)
         if any(self.streams.joined(site, parts[g]) for g in grids):
@@ -280,14 +279,3 @@ class GridInference:
             places = self._parts.sources(site.q, part, start_of(parts, index))
             sources = {node for node, _ in places}
         return bool(sources & self.streams.tokens_of_latent(resolve(part)))
-
-    def _frames_in_batch(self, site: AttentionSite) -> bool:
-        """Is a part of q's batch axis an axis of the latent other than its batch?"""
-        inner = {axis[0] for axes in self.grids.latents for axis in axes[1:] if axis}
-        order = site.q_order
-        others = (order.heads, order.tokens, order.features)
-        dims = self.trace.dims(site.q) or ()
-        batch = {
-            f for d, axis in enumerate(dims) if d not in others for f in resolve(axis, to_grid=True)
-        }
-        return any(f in inner for f in batch if isinstance(f, Atom))

@@ -110,6 +110,18 @@ class TokenStreams:
             self._of_inputs = found
         return self._of_inputs
 
+    def embedded(self) -> set[torch.fx.Node]:
+        """Values made of what the model is called with by a product with weights: no latents any more."""
+        view, data = self.trace.view, self._from_inputs()
+        found: set[torch.fx.Node] = set()
+        for node in view.nodes:
+            picked = view.picks(node)
+            sources = [picked] if picked is not None else view.producers(node)
+            made = canonical_name(node) in MIXING and node in data
+            if made or not found.isdisjoint(sources):
+                found.add(node)
+        return found
+
     def reorders(self, node: torch.fx.Node, axis: Axis) -> bool:
         """Did an operation make an axis of its own, whose order is that of its input only as far as sizes tell, or pick
         rows?"""
@@ -189,7 +201,7 @@ class TokenStreams:
             for node in view.nodes:
                 picked = view.picks(node)
                 sources = [picked] if picked is not None else view.producers(node)
-                if not found.isdisjoint(_passed_on(node, sources)) or (
+                if not found.isdisjoint(passed_on(node, sources)) or (
                     self.holds(node, part)
                     and any(
                         s in from_input and self._becomes_tokens(s, node, part) for s in sources
@@ -200,7 +212,7 @@ class TokenStreams:
         return self._of_latent[part]
 
 
-def _passed_on(node: torch.fx.Node, sources: list[torch.fx.Node]) -> list[torch.fx.Node]:
+def passed_on(node: torch.fx.Node, sources: list[torch.fx.Node]) -> list[torch.fx.Node]:
     """The operands whose tokens are those of a node: queries, the left side of products, no sums over tokens."""
     name = canonical_name(node)
     if name in _SUMS:

@@ -1,0 +1,145 @@
+"""Does an attention take the video in parts: within each frame, along time at each place, row by row?
+
+Latte puts the frames of [batch, frames, rows * cols, channels] into the batch axis; others put them beside the heads, or
+write a loop over `y.unbind(1)`. The tokens of one such call are a grid of rows and columns, and still no image:
+
+    conv3d [b, c, t3, h4, w5] -> tokens [b, t3, (h4 w5), c] -> y[:, 0] [b, (h4 w5), c]      one of three frames
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch.fx
+
+from .attention_site import AttentionSite, Problem
+from .axes import Atom, Axis, atoms_of, resolve, segments_of
+from .graph_view import argument, canonical_name, is_tensor
+from .mask_spans import index_items
+from .token_streams import TokenStreams, passed_on
+
+_SHORT = "nothing to do: such attention is short already"
+_IN_BATCH = Problem("factorised attention: frames or positions are in the batch axis", _SHORT)
+_IN_HEADS = Problem("factorised attention: frames or positions are in the axis of heads", _SHORT)
+_ONE_BY_ONE = Problem(
+    "factorised attention: its tokens are a part of the video's, as one of its frames is", _SHORT
+)
+_PIECES = ("split", "chunk", "tensor_split", "split_with_sizes")
+
+
+class Factorisation:
+    """Answers for the attention sites of one graph. latents: axes of its inputs and outputs, batch first."""
+
+    def __init__(self, streams: TokenStreams, latents: Sequence[Sequence[Axis]]) -> None:
+        self.streams, self.trace = streams, streams.trace
+        self._latents = latents
+        self._parts: dict[Axis, set[torch.fx.Node]] = {}
+        self._embedded = streams.embedded()
+
+    def problem(self, site: AttentionSite, parts: Sequence[Axis]) -> Problem | None:
+        """Why a site that asks with these parts of its tokens is factorised."""
+        order, dims = site.q_order, self.trace.dims(site.q) or ()
+        inner = {axis[0] for axes in self._latents for axis in axes[1:] if axis}
+        others = (order.heads, order.tokens, order.features)
+        batch = [axis for d, axis in enumerate(dims) if d not in others]
+        if any(f in inner for axis in batch for f in resolve(axis, to_grid=True)):
+            return _IN_BATCH
+        heads = () if order.heads is None else dims[order.heads]
+        whole = [resolve(part, to_grid=True) for part in parts]
+        if any(self._are_frames(heads, part) for part in whole):
+            return _IN_HEADS
+        if any(site.q in self._taken_from_video(part) for part in whole):
+            return _ONE_BY_ONE
+        return None
+
+    def _are_frames(self, axis: Axis, part: Axis) -> bool:
+        """Is a factor of an axis one of the video's, of which a part of the tokens has the others?"""
+        atoms = [atom for atom in atoms_of(resolve(axis, to_grid=True)) if atom not in part]
+        return any(atom.origin for atom in atoms) or any(
+            not own.isdisjoint(atoms) for own in map(set, self._around(part))
+        )
+
+    def _around(self, part: Axis) -> Iterator[list[Atom]]:
+        """The axes of each latent that has the factors of a part of the tokens in dimensions of their own."""
+        for axes in self._latents:
+            outer = [axis[0] for axis in axes[1:] if axis and isinstance(axis[0], Atom)]
+            if part and all(factor in outer for factor in part):
+                yield outer
+
+    def _taken_from_video(self, part: Axis) -> set[torch.fx.Node]:
+        """Values with a part of tokens that an operation takes out of the video's, and what is made of them."""
+        if part in self._parts:
+            return self._parts[part]
+        found: set[torch.fx.Node] = set()
+        atoms = set(atoms_of(resolve(part)))
+        view = self.trace.view
+        for node in view.nodes:
+            picked = view.picks(node)
+            sources = [picked] if picked is not None else view.producers(node)
+            comes = not found.isdisjoint(passed_on(node, sources))
+            # A part of a latent is the video of what it is embedded for: frames are cropped, or follow a history.
+            takes = not self._embedded.isdisjoint(sources) and self._takes(node, part, atoms)
+            if (comes or takes) and self.streams.holds(node, part):
+                found.add(node)
+        self._parts[part] = found
+        return found
+
+    def _takes(self, node: torch.fx.Node, part: Axis, atoms: set[Atom]) -> bool:
+        """Does a node leave out frames, rows or columns of the video whose tokens it has a part of?"""
+        for before, after in self._cuts(node):
+            if not after:  # of several videos, one is all of it
+                if len(part) < 3 and self._are_frames(before, part):
+                    return True
+                continue
+            left = set(atoms_of(after))
+            whole = segments_of(before)
+            if atoms.isdisjoint(left) or all(piece in whole for piece in segments_of(after)):
+                continue
+            rest = tuple(f for f in part if left.isdisjoint(atoms_of(resolve((f,)))))
+            if any(self._is_video((*piece, *rest)) for piece in whole):
+                return True
+        return False
+
+    def _is_video(self, axis: Axis) -> bool:
+        """Are the factors of an axis proved, or several axes of one latent?"""
+        axis = resolve(axis, to_grid=True)
+        proved = any(atom.origin for atom in atoms_of(axis))
+        return proved or (len(axis) > 1 and any(True for _ in self._around(axis)))
+
+    def _cuts(self, node: torch.fx.Node) -> Iterator[tuple[Axis, Axis]]:
+        """Of each dimension that a node reads by numbers: its axis, and what is left of that, () for one position."""
+        name, source = canonical_name(node), node.args[0] if node.args else None
+        dims = self.trace.dims(node)
+        if dims is None or not isinstance(source, torch.fx.Node):
+            return
+        if name == "getitem" and not is_tensor(source):
+            name, source = canonical_name(source), argument(source, 0, "input")
+            if name not in (*_PIECES, "unbind"):
+                return
+            at = argument(node.args[0], 1 if name == "unbind" else 2, "dim", 0)  # type: ignore[arg-type]
+        else:
+            at = argument(node, 1, "dim")
+        whole = self.trace.dims(source)
+        if whole is None:
+            return
+        if name in ("unbind", "select"):
+            yield whole[at], ()
+        elif name in (*_PIECES, "narrow"):
+            yield whole[at], dims[at]
+        elif name == "getitem":
+            left = iter(dims)
+            items = index_items(_without_steps(node.args[1]), len(whole))
+            axes = iter(whole)
+            for item in items or ():
+                if item is None:
+                    next(left)
+                elif isinstance(item, slice):
+                    yield next(axes), next(left)
+                else:
+                    yield next(axes), ()
+
+
+def _without_steps(index: Any) -> Any:
+    items = index if isinstance(index, tuple) else (index,)
+    return tuple(slice(i.start, i.stop) if isinstance(i, slice) else i for i in items)
