@@ -54,10 +54,13 @@ class Factorisation:
         return None
 
     def _are_frames(self, axis: Axis, part: Axis) -> bool:
-        """Is a factor of an axis one of the video's, of which a part of the tokens has the others?"""
-        atoms = [atom for atom in atoms_of(resolve(axis, to_grid=True)) if atom not in part]
+        """Is a factor of an axis one of the video's, of which a part of the tokens has the others?
+
+        Three are asked for: [batch, tokens, channels] has two.
+        """
+        atoms = {atom for atom in atoms_of(resolve(axis, to_grid=True)) if atom not in part}
         return any(atom.origin for atom in atoms) or any(
-            not own.isdisjoint(atoms) for own in map(set, self._around(part))
+            atoms & own and len(atoms & own) + len(part) > 2 for own in map(set, self._around(part))
         )
 
     def _around(self, part: Axis) -> Iterator[list[Atom]]:

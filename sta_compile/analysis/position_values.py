@@ -69,7 +69,8 @@ def find_block(rows: Tensor) -> Block | None:
 
     Of several grids (the references of an edit after the image that is made) the first one that is not small.
     """
-    rows = _scaled(rows.detach().to("cpu", torch.float64))
+    given = rows.detach().to("cpu", torch.float64)
+    rows = _scaled(given)
     if rows.shape[0] < 4 or rows.shape[1] == 0:
         return None
     changed = _differ(rows[1:], rows[:-1])
@@ -79,9 +80,37 @@ def find_block(rows: Tensor) -> Block | None:
             continue
         block = _block_at(rows, changed, start)
         if block is not None:
-            found.append(block)
+            found.append(block if _is_video(given, block) else _first_frame(block))
     largest = max((block.tokens for block in found), default=0)
     return next((block for block in found if 2 * block.tokens >= largest), None)
+
+
+def _is_video(rows: Tensor, block: Block) -> bool:
+    """Are the frames of a block those of a video, and not an image and its references, which may have its size?
+
+    A reference of FLUX Kontext is numbered 1 where the image is 0; those of FLUX.2 are 10, 20, .... Where places are counted
+    (0, 1, 2, ...), so are the frames of a video, from three on. Two may be an image and its reference in a table of cosines
+    and sines, too; coordinates in pixels or seconds are a video's.
+    """
+    frames = block.grid[0]
+    if frames == 1:
+        return True
+    cells = rows[block.offset : block.offset + block.tokens].reshape(*block.grid, -1)
+    rows_alone, cols_alone = _steps_along(cells[0, :, 0]), _steps_along(cells[0, 0])
+    whole = bool((cells == cells.round()).all())
+    if whole and bool((rows_alone == 1).all()) and bool((cols_alone == 1).all()):
+        return frames > 2 and bool((_steps_along(cells[:, 0, 0]) == 1).all())
+    return frames > 2 or bool(cells.abs().max() > 1 + 1e-3)
+
+
+def _steps_along(line: Tensor) -> Tensor:
+    """[positions - 1, columns that change] of [positions, columns]"""
+    steps = line[1:] - line[:-1]
+    return steps[:, steps.abs().amax(0) > 0] if len(steps) else steps
+
+
+def _first_frame(block: Block) -> Block:
+    return Block(block.offset, (1, *block.grid[1:]))
 
 
 def _scaled(rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from sta_compile.analysis.position_values import (
 )
 
 Triple = tuple[int, int, int]
-GRIDS: list[Triple] = [(3, 4, 6), (1, 9, 11), (5, 9, 11), (4, 4, 4), (2, 2, 2), (13, 2, 30)]
+GRIDS: list[Triple] = [(3, 4, 6), (1, 9, 11), (5, 9, 11), (4, 4, 4), (3, 2, 2), (13, 2, 30)]
 
 
 def ids(grid: Triple) -> Tensor:
@@ -132,13 +132,37 @@ AFTER = torch.tensor([1.0, 0.0, 0.0])
         ([ids((1, 4, 6)), ids((1, 6, 6)) + AFTER], 0, (1, 4, 6)),
         ([ids((1, 4, 6)), ids((1, 4, 9)) + AFTER], 0, (1, 4, 6)),
         ([ids((1, 4, 6)), ids((1, 5, 3)) + AFTER], 0, (1, 4, 6)),
-        ([ids((1, 4, 6)), ids((1, 4, 6)) + AFTER], 0, (2, 4, 6)),
+        ([ids((1, 4, 6)), ids((1, 4, 6)) + AFTER], 0, (1, 4, 6)),
         ([ids((1, 2, 3)), ids((3, 4, 6)) + 5 * AFTER], 6, (3, 4, 6)),  # history before
     ],
 )
 def test_a_grid_beside_other_tokens(form, pieces, offset, grid):
     values = form(torch.cat(pieces))
     assert find_block(rows_of(values, 0)) == Block(offset, grid)
+
+
+def numbered(*frames: float) -> Tensor:
+    """Images of one size, whose places are counted from 0."""
+    return torch.cat([ids((1, 4, 6)) + frame * AFTER for frame in frames])
+
+
+@pytest.mark.parametrize(
+    ("values", "frames"),
+    [
+        (numbered(0, 1, 2), 3),
+        (numbered(7, 8, 9, 10), 4),
+        (numbered(0, 1), 1),  # FLUX Kontext
+        (numbered(0, 10), 1),  # FLUX.2
+        (numbered(0, 10, 20), 1),
+        (numbered(0, 1, 1), 1),
+        (cos_and_sin(numbered(0, 1)), 1),
+        (cos_and_sin(numbered(0, 1, 2)), 3),
+        (numbered(0, 1) * torch.tensor([1 / 3, 32, 32]), 2),  # seconds and pixels
+        (numbered(0, 1, 5) * torch.tensor([5 / 3, 0.5, 0.5]), 3),  # MiniMax-H3
+    ],
+)
+def test_a_video_is_told_from_images_of_one_size(values, frames):
+    assert find_block(values) == Block(0, (frames, 4, 6))
 
 
 @pytest.mark.parametrize(

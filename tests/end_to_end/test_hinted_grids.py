@@ -207,26 +207,42 @@ def comparisons(variant: Variant) -> int:
     return [canonical_name(node) for node in variant.gm.graph.nodes].count("isclose")
 
 
-def test_references_after_the_image():
-    """FLUX Kontext: the ids of the reference, of another size, stand behind those of the image in one tensor."""
-    case = FAMILIES["flux"].case(2, (1, 6, 9), layers=1)
-    behind = places((1, 4, 5)) + torch.tensor([1.0, 0.0, 0.0])
+@pytest.mark.parametrize(
+    ("name", "grid", "numbers"),
+    [
+        ("flux", (1, 4, 5), (1,)),
+        ("flux", (1, 6, 9), (1,)),  # a reference of the image's own size is no second frame
+        ("flux2", (1, 6, 9), (10, 20)),
+    ],
+)
+def test_references_after_the_image(name, grid, numbers):
+    """FLUX Kontext, FLUX.2: the ids of references stand behind those of the image in one tensor, told by their number."""
+    case, dim = FAMILIES[name].case(2, (1, 6, 9), layers=1), int(name == "flux2")
+    turned = with_positions_of(case, name, (1, 9, 6))["img_ids"]
+    axes = turned.shape[-1]
+    pieces = [number * torch.eye(axes)[0] + with_zeros(places(grid), axes) for number in numbers]
+    behind = torch.cat(pieces).unsqueeze(0) if dim else torch.cat(pieces)
+    count = behind.shape[dim]
     inputs = {
         **case.inputs,
-        "hidden_states": torch.cat([case.inputs["hidden_states"], torch.randn(2, 20, 4)], 1),
-        "img_ids": torch.cat([case.inputs["img_ids"], behind]),
+        "hidden_states": torch.cat([case.inputs["hidden_states"], torch.randn(2, count, 4)], 1),
+        "img_ids": torch.cat([case.inputs["img_ids"], behind], dim),
     }
     variant = compile_variants(case.model, inputs, {"sta": OPTIONS})["sta"]
     site = variant.report.replaced[0]
     assert site.grid == (1, 6, 9)
-    assert site.segments == (("context", 7), ("video", 54), ("context", 20))
-    mask = torch.ones(81, 81, dtype=torch.bool)
+    assert site.segments == (("context", 7), ("video", 54), ("context", count))
+    mask = torch.ones(61 + count, 61 + count, dtype=torch.bool)
     mask[7:61, 7:61] = window_mask(site.grid, site.tiles, site.window)
     with Oracle(case.model, case.sites, mask):
         expected = case.model(**inputs)[0]
     assert relative_error(variant.run(**inputs)[0], expected) < TOLERANCE
-    turned = {**inputs, "img_ids": torch.cat([places((1, 9, 6)), behind])}
-    assert relative_error(variant.run(**turned)[0], case.model(**turned)[0]) < TOLERANCE
+    other = {**inputs, "img_ids": torch.cat([turned, behind], dim)}
+    assert relative_error(variant.run(**other)[0], case.model(**other)[0]) < TOLERANCE
+
+
+def with_zeros(ids: torch.Tensor, axes: int) -> torch.Tensor:
+    return torch.nn.functional.pad(ids, (0, axes - ids.shape[-1]))
 
 
 def test_a_declared_grid_needs_no_values():
