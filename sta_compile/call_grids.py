@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from . import _torch
 from .analysis.axes import Atom, Axis, axis_size, segments_of
 from .analysis.graph_view import is_parameter
+from .analysis.grid_axis import IN_ORDER
 from .analysis.infer_grid import GridInference
 from .grid_plan import known_shape
 from .ir.known_tokens import OtherSequence, Segments, agreed
@@ -107,8 +108,8 @@ def _leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[Seg
                     grid = inference.grids.proved(part) or (
                         None if last else inference.grids.by_positions(part)
                     )
-                    # A hint is checked in its own graph only.
-                    proved = grid is not None and grid.hint is None
+                    # A hint is checked in its own graph only, and an order of tokens is known there only.
+                    proved = grid is not None and grid.hint is None and grid.order == IN_ORDER
                     shape = known_shape(gm, grid.shape) if grid is not None and proved else None
                     size = prod(shape) if shape is not None else axis_size(part)
                     segments.append((size, shape))

@@ -11,6 +11,7 @@ import torch.fx
 
 from . import _torch
 from .analysis.axes import Axis, Size, atoms_of, axis_size, resolve
+from .analysis.grid_axis import GridAxis, as_they_stand, by_name
 from .analysis.hints import Hint
 from .analysis.infer_grid import Refusal, VideoAttention
 from .analysis.propagate_layout import LayoutPlan, propagate_layout
@@ -27,7 +28,9 @@ from .settings import Settings
 class GridPlan:
     """The attentions over one token axis.
 
-    grid: (T, H, W) in tokens and plan: its tiling and window; both None for a grid that stays symbolic.
+    grid: its axes in tokens as these stand, outermost first, and plan: its tiling and window; both None for a grid that
+        stays symbolic. order: which of them are frames, rows and columns (see `GridAxis`).
+    settings: with window and tile in this order.
     ends: first and last frames that every query sees; `plan`, and tile order, are of the frames between them.
     """
 
@@ -46,8 +49,12 @@ class GridPlan:
         return None if self.grid is None else _between(self.grid, self.ends)
 
     @property
+    def order(self) -> Triple:
+        return self.sites[0].grid.order
+
+    @property
     def frame(self) -> Size:
-        """Tokens of a frame."""
+        """Tokens of a frame, where frames come first."""
         _, rows, cols = self.sites[0].grid.shape
         return rows * cols
 
@@ -96,22 +103,27 @@ class GridPlan:
         return ", ".join(parts)
 
     def report(self, kernel: str) -> list[ReplacedSite]:
-        """One row per attention."""
+        """One row per attention; numbers are (frames, rows, cols) whatever the order of the tokens."""
         plan = self.plan
+
+        def named(values: Triple | None) -> Triple | None:
+            return None if values is None else by_name(self.order, values)
+
         return [
             ReplacedSite(
                 name=site.site.name,
-                grid=self.windowed,
+                grid=named(self.windowed),
                 segments=tuple(
                     (role, size if isinstance(size, int) else None)
                     for role, size in site.tokens.segments
                 ),
-                tiles=plan.tiling.tiles if plan is not None else None,
-                tile=plan.tiling.extents if plan is not None else None,
-                window=plan.window.effective(plan.tiling) if plan is not None else None,
+                tiles=named(plan.tiling.tiles) if plan is not None else None,
+                tile=named(plan.tiling.extents) if plan is not None else None,
+                window=named(plan.window.effective(plan.tiling)) if plan is not None else None,
                 kept=self.kept,
                 kernel=kernel,
                 evidence=self._evidence(site),
+                order=site.grid.order_text,
             )
             for site in self.sites
         ]
@@ -147,7 +159,11 @@ def plan_grids(
         if grid is not None and prod(grid) < settings.min_tokens:
             refused += [_short(site.site.name, prod(grid), settings) for site in sites]
             continue
-        plans.append(_plan(axis, first.factors, sites, grid, settings, layout))
+        plan = _plan(axis, first, sites, grid, _in_order(settings, first.order), layout)
+        if plan is None:
+            refused += [_frames_apart(site) for site in sites]
+            continue
+        plans.append(plan)
     return plans, refused
 
 
@@ -169,23 +185,37 @@ def crossing_axes(axes: Collection[Axis], min_tokens: int) -> set[Axis]:
     }
 
 
+def _in_order(settings: Settings, order: Triple) -> Settings:
+    """Settings whose window and tile are in the order of the tokens."""
+    window, tile = settings.window, settings.tile
+    return replace(
+        settings,
+        window=window if isinstance(window, str) else as_they_stand(order, window),
+        tile=None if tile is None else as_they_stand(order, tile),
+    )
+
+
 def _plan(
     axis: Axis,
-    factors: Axis,
+    first: GridAxis,
     sites: Sequence[VideoAttention],
     grid: Triple | None,
     settings: Settings,
     layout: LayoutPlan,
-) -> GridPlan:
+) -> GridPlan | None:
+    """None where frames are to be kept, and the tokens of a frame do not stand together."""
+    factors = first.factors
     plan = None if grid is None else plan_attention(grid, settings.window, settings.tile)
     full = plan.is_full if plan is not None else settings.window == "full"
     frames = settings.always_keep
     if frames is None or full:  # a full window keeps all frames
         return GridPlan(axis, factors, tuple(sites), grid, plan, settings, layout)
+    if first.order[0] != 0:
+        return None
     ends = sum(frame >= 0 for frame in frames), sum(frame < 0 for frame in frames)
-    _, rows, cols = sites[0].grid.shape if grid is None else grid
-    first, last = (n * rows * cols for n in ends)
-    kept = tuple(replace(site, tokens=site.tokens.with_ends(first, last)) for site in sites)
+    _, rows, cols = first.shape if grid is None else grid
+    before, after = (n * rows * cols for n in ends)
+    kept = tuple(replace(site, tokens=site.tokens.with_ends(before, after)) for site in sites)
     if grid is None:
         return GridPlan(axis, factors, kept, None, None, settings, layout, ends)
     between = _between(grid, ends)
@@ -214,6 +244,14 @@ def _short(name: str, tokens: int, settings: Settings) -> Refusal:
         f"{tokens} video tokens are fewer than min_tokens={settings.min_tokens}, so attention stays exact",
         f"pass options={{'min_tokens': {tokens}}} to make it sparse all the same",
         by_request=True,
+    )
+
+
+def _frames_apart(site: VideoAttention) -> Refusal:
+    return Refusal(
+        site.site.name,
+        f"always_keep names frames, and the tokens of a frame do not stand together: {site.grid.order_text}",
+        "leave always_keep out, or order the tokens (frames, rows, cols) in the model",
     )
 
 

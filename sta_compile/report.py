@@ -28,7 +28,7 @@ class ReplacedSite:
     """An attention that became `sta::attention`. Triples are (frames, rows, cols); None: known only at run time."""
 
     name: str  # module path: "blocks.0.attn1"
-    grid: Triple | None  # tokens per axis
+    grid: Triple | None  # tokens per axis, (frames, rows, cols) as all triples here
     segments: tuple[tuple[str, int | None], ...]  # ("video" | "context", tokens) in sequence order
     tiles: Triple | None  # tiles per axis
     tile: Triple | None  # nominal extents of a tile, in tokens
@@ -37,6 +37,9 @@ class ReplacedSite:
     kernel: str
     evidence: str = ""  # how the grid is known: "proved by conv3d patch embed"
     calls: int = 1  # attentions of the model that it stands for: a nested region is called once for each layer
+    order: str = (
+        ""  # of the tokens, where it is not frames, rows, cols, or nothing says which is which
+    )
 
     @property
     def exact(self) -> bool:

@@ -171,8 +171,12 @@ def _facts(report: Report) -> str:
     level = "not needed" if not noise.needed else noise.convention or "unknown"
     lines = []
     if report.replaced:
-        grids = dict.fromkeys((site.grid, site.evidence) for site in report.replaced)
-        lines += [f"grid {shape(grid)}: {evidence}" for grid, evidence in grids if evidence]
+        grids = dict.fromkeys((site.grid, site.evidence, site.order) for site in report.replaced)
+        lines += [
+            "; ".join(filter(None, (f"grid {shape(grid)}: {evidence}", order)))
+            for grid, evidence, order in grids
+            if evidence
+        ]
         lines.append(
             f"noise level: {level}"
             + (f" from input {noise.input}" if noise.input else "")

@@ -7,55 +7,20 @@ axis `(t3 h4 w5)` is that grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
-from typing import Any, Literal
 
 import torch.fx
 
 from ..ir.known_tokens import OF_CALL, Known, grid_of_tokens
-from .axes import Atom, Axis, Size, axis_size, factor_size, resolve, same_size
-from .graph_view import canonical_name, is_parameter
-from .hints import Hint, Hints
+from .axes import Atom, Axis, axis_size, resolve, same_size
+from .graph_view import is_parameter
+from .grid_axis import AxisNames, GridAxis, by_name, grid_atoms
+from .hints import Hints
 from .rival_sequences import RivalSequences
 from .rope_axes import position_axes
 from .trace_dims import DimTrace
-
-
-@dataclass(frozen=True, eq=False)
-class GridAxis:
-    """A token axis that is a grid, and its factors: frames, rows and columns, outermost first.
-
-    ones: which of the three have one position and so no factor; (0,) is an image.
-    """
-
-    axis: Axis
-    factors: Axis
-    evidence: str
-    kind: Literal["proved", "declared", "hinted"] = "proved"
-    hint: Hint | None = None
-    contradicts: tuple[int, int, int] | None = None  # a declared grid of as many tokens
-    ones: tuple[int, ...] = (0,)
-
-    @property
-    def basis(self) -> str:
-        """How the grid is known, for the report."""
-        text = f"{self.kind} by {self.evidence}"
-        if self.contradicts is not None:
-            text += f", so {self.contradicts} of option grid is not used"
-        return text
-
-    @property
-    def shape(self) -> tuple[Size, Size, Size]:
-        frames, rows, cols = self.in_place([factor_size(f) for f in self.factors])
-        return frames, rows, cols
-
-    def in_place(self, numbers: Sequence[Any]) -> list[Any]:
-        """One number per factor -> (frames, rows, cols)."""
-        rest = iter(numbers)
-        alone = self.ones if len(numbers) < 3 else ()
-        return [1 if axis in alone else next(rest) for axis in range(3)]
 
 
 class GridProofs:
@@ -79,6 +44,7 @@ class GridProofs:
         # declared grids: one tuple of factors per token axis
         self._declared: dict[Axis, Axis] = {}
         self._positions = position_axes(trace)
+        self._names = AxisNames(trace, self.latents, self._positions)
 
     @property
     def latents(self) -> list[list[Axis]]:
@@ -96,37 +62,34 @@ class GridProofs:
         found = self.proved(part) or stated or self.by_positions(part)
         if found is None or found.kind == "declared" or self.declared is None:
             return found
-        contradicted = same_size(prod(found.shape), prod(self.declared)) and not all(
-            map(same_size, found.shape, self.declared)
+        shape = by_name(found.order, found.shape)
+        contradicted = same_size(prod(shape), prod(self.declared)) and not all(
+            map(same_size, shape, self.declared)
         )
         return replace(found, contradicts=self.declared) if contradicted else found
 
     def proved(self, part: Axis) -> GridAxis | None:
-        atoms = _grid_atoms(part)
+        atoms = grid_atoms(part)
         if atoms is None:
             return None
         hint = self.hints.by_atom.get(atoms[-1])
         if hint is not None:
             ones = tuple(i for i, n in enumerate(hint.positions.grid) if n == 1)
-            return GridAxis(part, atoms, hint.evidence, "hinted", hint, ones=ones)
+            return GridAxis(part, atoms, hint.evidence, "hinted", hint, ones=ones, named=False)
         origin = next((a.origin for a in atoms if a.origin), "")
         if origin and all(a.origin for a in atoms[-2:]):
-            return GridAxis(part, atoms, origin, ones=self._ones(atoms))
+            return self._named(part, atoms, origin)
         if self._spread_over(self._inputs, atoms):
-            return GridAxis(part, atoms, "reshape patchify")
+            return self._named(part, atoms, "reshape patchify")
         if self._spread_over(self._outputs, atoms):
-            return GridAxis(part, atoms, "unpatchify")
+            return self._named(part, atoms, "unpatchify")
         return None
 
-    def _ones(self, atoms: tuple[Atom, ...]) -> tuple[int, ...]:
-        """Which of frames, rows and columns a 3-D convolution made no factor for, since there is one of them."""
-        for node in self.trace.view.nodes if len(atoms) == 2 else ():
-            dims = self.trace.dims(node) if canonical_name(node) == "conv3d" else None
-            held = [resolve(axis, to_grid=True) for axis in (dims or ())[-3:]]
-            ones = tuple(i for i, axis in enumerate(held) if not axis)
-            if len(ones) == 1 and sum((axis for axis in held), ()) == atoms:
-                return ones
-        return (0,)
+    def _named(self, part: Axis, factors: Axis, evidence: str) -> GridAxis:
+        order = self._names.order_of(factors)
+        if order is None:
+            return GridAxis(part, factors, evidence, named=False)
+        return GridAxis(part, factors, evidence, order=order[0], ones=order[1])
 
     def is_shared_number(self, part: Axis) -> bool:
         """Is a grid known of its number of tokens, and more than one sequence has so many?"""
@@ -153,11 +116,11 @@ class GridProofs:
 
     def by_positions(self, part: Axis) -> GridAxis | None:
         factors = resolve(part, to_grid=True)
-        atoms = _grid_atoms(part)
+        atoms = grid_atoms(part)
         three = atoms is not None and len(atoms) == 3
         if not three and (len(factors) not in (2, 3) or factors not in self._positions):
             return None
-        return GridAxis(part, factors, "positions of the rope tables")
+        return self._named(part, factors, "positions of the rope tables")
 
     def _spread_over(self, latents: list[list[Axis]], atoms: tuple[Atom, ...]) -> bool:
         """Does one latent have each of the atoms as the outermost factor of a dimension of its own?
@@ -169,10 +132,3 @@ class GridProofs:
             if len(own) == len(atoms) and (len(atoms) > 2 or all(len(axis) > 1 for axis in own)):
                 return True
         return False
-
-
-def _grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
-    """The two or three factors that a token axis may have to be a grid."""
-    factors = resolve(part, to_grid=True)
-    atoms = tuple(f for f in factors if isinstance(f, Atom))
-    return atoms if len(atoms) == len(factors) and len(factors) in (2, 3) else None

@@ -28,7 +28,8 @@ from .axes import (
     segments_of,
 )
 from .factorised import Factorisation
-from .grid_proofs import GridAxis, GridProofs
+from .grid_axis import GridAxis
+from .grid_proofs import GridProofs
 from .hints import Hints, how_to_tell
 from .operator_limits import FROM_OTHER_GRAPHS, ONE_BODY, PICKED_BY_DATA, unsupported
 from .other_processes import SHARDED, OtherProcesses

@@ -188,7 +188,7 @@ class TokenStreams:
             yield value
             picked = view.picks(value)
             sources = [picked] if picked is not None else view.producers(value)
-            fresh = [source for source in _passed_on(value, sources) if source not in seen]
+            fresh = [source for source in passed_on(value, sources) if source not in seen]
             seen.update(fresh)
             stack += fresh
 
