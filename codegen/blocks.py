@@ -1,9 +1,10 @@
 """Block sizes for each architecture, data type and head dim.
 
 Every row compiles without spills, within the shared memory of every architecture that uses it, with
-triton 3.6 and 3.9, up to four context segments with lengths and dense flags (the cross-compile test
-walks the table); but fp32 above head dim 128 spills 168 bytes with four segments on sm_80, up to 136 with a key mask, and
-24 at head dim 128 with a key mask on sm_120. Rows are in order of preference;
+triton 3.6 and 3.9, up to four context segments (or what the row says) with lengths and dense flags
+(the cross-compile test walks the table); but fp32 above head dim 128 spills 168 bytes with four
+segments on sm_80, up to 136 with a key mask, and 24 at head dim 128 with a key mask on sm_120.
+Rows are in order of preference;
 `speed` is the throughput of a row relative to the first one on full blocks, so that `select` can
 weigh it against padded query rows.
 
@@ -27,12 +28,15 @@ from ..ir.kernel_spec import Blocks, pad_head_dim
 
 @dataclass(frozen=True)
 class Choice:
+    """contexts: segments beside the video at most; more of them need registers that these blocks have not left."""
+
     blocks: Blocks
     speed: float = 1.0
+    contexts: int = 4
 
 
-def _row(m: int, n: int, warps: int, stages: int, speed: float = 1.0) -> Choice:
-    return Choice(Blocks(m, n, warps, stages), speed)
+def _row(m: int, n: int, warps: int, stages: int, speed: float = 1.0, contexts: int = 4) -> Choice:
+    return Choice(Blocks(m, n, warps, stages), speed, contexts)
 
 
 # (class of architectures, padded head dim) -> choices for 16-bit types.
@@ -41,6 +45,14 @@ _HALF: dict[tuple[str, int], tuple[Choice, ...]] = {
     ("tma", 64): (_row(64, 128, 4, 3),),
     ("tma", 128): (_row(128, 128, 8, 3), _row(64, 64, 4, 3, 0.94)),
     ("tma", 256): (_row(128, 32, 8, 3),),
+    # tcgen05 multiplies 64 rows in the time of 128, so blocks of 64 rows gain nothing.
+    ("tma_tcgen05", 32): (_row(128, 128, 8, 3),),
+    ("tma_tcgen05", 64): (_row(128, 128, 8, 3),),
+    ("tma_tcgen05", 128): (_row(128, 128, 8, 3),),
+    ("tma_tcgen05", 256): (_row(128, 32, 8, 3),),
+    ("tma_small", 32): (_row(128, 64, 8, 3),),
+    ("tma_small", 64): (_row(128, 64, 8, 3),),
+    ("tma_small", 128): (_row(128, 32, 8, 3, contexts=2), _row(128, 16, 8, 3, 0.8)),
     ("hopper", 32): (_row(64, 128, 4, 3),),
     ("hopper", 64): (_row(64, 128, 4, 3),),
     ("hopper", 128): (_row(128, 64, 8, 4), _row(64, 64, 4, 3, 0.99)),
@@ -69,18 +81,23 @@ _SINGLE: dict[int, tuple[Choice, ...]] = {
 
 def architecture(arch: int, loads: str) -> str:
     """Architectures that share a row: by instruction set and by shared memory."""
+    if loads == "tma":
+        return "tma" if arch < 100 else "tma_tcgen05" if arch < 120 else "tma_small"
     if 90 <= arch < 120:
-        return "tma" if loads == "tma" else "hopper"
+        return "hopper"
     return "large" if arch in (80, 87) else "small"
 
 
-def choices(arch: int, dtype: str, head_dim: int, loads: str) -> tuple[Choice, ...]:
-    """Preferred first."""
+def choices(
+    arch: int, dtype: str, head_dim: int, loads: str, contexts: int = 0
+) -> tuple[Choice, ...]:
+    """Preferred first; empty where such loads have no row. contexts: segments beside the video."""
     padded = pad_head_dim(head_dim)
     if dtype == "fp32":
         return _SINGLE[padded]
     key = architecture(arch, loads), padded
-    return _HALF[key] if head_dim == padded else _PADDED.get(key, _HALF[key])
+    rows = _HALF.get(key, ()) if head_dim == padded else _PADDED.get(key, _HALF[key])
+    return tuple(row for row in rows if contexts <= row.contexts)
 
 
 # What else mode="max-autotune" times, where it fits the shared memory: (rows, keys, warps, stages).

@@ -41,12 +41,14 @@ class TritonForward:
         return self._refuse_tma(p) if self.loads == "tma" else ""
 
     def _refuse_tma(self, p: Problem) -> str:
-        if not 90 <= p.target.capability < 120:
-            return f"sm_{p.target.capability} has no TMA rows in the table of blocks"
+        if "tma" not in p.target.features:
+            return f"sm_{p.target.capability} has no TMA unit"
         if p.dtype == "fp32":
             return "fp32 blocks are too small for TMA to pay"
         if p.head_dim < 32 or p.head_dim & (p.head_dim - 1):
             return f"head dim {p.head_dim} is not a power of two from 32 on"
+        if not self._choices(p):
+            return f"sm_{p.target.capability} has no blocks for TMA at head dim {p.head_dim}"
         if not p.mapped:
             return "q, k or v is not one matrix with 16-byte rows"
         return ""
@@ -58,7 +60,7 @@ class TritonForward:
         return tuple(problem.spec(self, choice.blocks) for choice in self._choices(problem))
 
     def _choices(self, p: Problem) -> tuple[Choice, ...]:
-        return choices(p.target.capability, p.dtype, p.head_dim, self.loads)
+        return choices(p.target.capability, p.dtype, p.head_dim, self.loads, p.contexts)
 
 
 def fastest(table: tuple[Choice, ...], query_rows: tuple[tuple[int, int], ...]) -> Blocks:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ops import library  # noqa: F401  registers the operators
-from ..runtime import launch
+from ..runtime import launch, launch_backward
 from ..runtime.prepare import Request
 from .patterns import Pattern
 from .workloads import Workload, dtype_of
@@ -137,5 +137,8 @@ def differentiated(
 
 
 def kernel_of(inputs: Inputs, kernel: str) -> str:
-    """What ran the forward of these inputs."""
-    return launch.kernel_of(inputs.call(kernel))
+    """What ran the workload's direction."""
+    call = inputs.call(kernel)
+    if inputs.workload.backward:
+        return launch_backward.kernels_of(call)
+    return launch.kernel_of(call)

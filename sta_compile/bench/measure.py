@@ -42,8 +42,8 @@ class Row:
 
     tflops: on the pairs that a contestant keeps. share: of the matrix product's rate. speedup: over the fastest dense
     peer. mcycles: million clock cycles of a multiprocessor. missing: peers that were not measured, and why.
-    kernel, extra_bytes: of the forward, and what a call of it needs beside its inputs and outputs. kernels: milliseconds of
-    each that may run, on few heads. failed: why nothing is timed.
+    kernel: what ran. extra_bytes: what a call needs beside its inputs and outputs. kernels: milliseconds of each that may
+    run a forward, on few heads. failed: why nothing is timed.
     """
 
     workload: str
@@ -82,8 +82,9 @@ def measure(workload: Workload, options: Options) -> Row:
     except WrongResult as error:
         row.failed = str(error)
         return row
+    row.kernel = kernel_of(inputs, options.kernel)
+    row.extra_bytes = extra_bytes(mine, device)
     if not w.backward:
-        row.kernel, row.extra_bytes = kernel_of(inputs, options.kernel), extra_bytes(mine, device)
         request = inputs.request(options.kernel)
         if options.kernels and request.has_kernels and not w.dense:
             times = measure_on_device(request, variants(request.problem(), options.kernel))

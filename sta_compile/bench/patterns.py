@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import Any, Protocol
 
@@ -71,16 +70,15 @@ class Tiles:
 
     def sees(self, device: torch.device) -> Sees:
         """Without text no table of it is read, so that FlexAttention's masks stay as cheap as they can be."""
-        axes = [self._axis(axis, device) for axis in range(3)]
+        (tile_t, low_t, high_t), (tile_h, low_h, high_h), (tile_w, low_w, high_w) = (
+            self._axis(axis, device) for axis in range(3)
+        )
 
         def inside(b: Any, h: Any, q: Tensor, k: Tensor) -> Tensor:
-            seen = None
-            for tile, low, high in axes:
-                at = tile[k]
-                here = (low[q] <= at) & (at < high[q])
-                seen = here if seen is None else seen & here
-            assert seen is not None
-            return seen
+            frames = (low_t[q] <= tile_t[k]) & (tile_t[k] < high_t[q])
+            rows = (low_h[q] <= tile_h[k]) & (tile_h[k] < high_h[q])
+            cols = (low_w[q] <= tile_w[k]) & (tile_w[k] < high_w[q])
+            return frames & rows & cols
 
         if not self.text:
             return inside
@@ -122,17 +120,16 @@ class Neighbourhood:
         return prod(length * min(length, w) for length, w in axes)
 
     def sees(self, device: torch.device) -> Sees:
-        return partial(_near, self.grid, self.window)
+        _, rows, cols = self.grid
 
+        def inside(b: Any, h: Any, q: Tensor, k: Tensor) -> Tensor:
+            frame = self._near(0, q // (rows * cols), k // (rows * cols))
+            row = self._near(1, q // cols % rows, k // cols % rows)
+            return frame & row & self._near(2, q % cols, k % cols)
 
-def _near(grid: Triple, window: Triple, b: Any, h: Any, q: Tensor, k: Tensor) -> Tensor:
-    seen = None
-    for axis in range(3):
-        length, width = grid[axis], min(grid[axis], window[axis])
-        below = prod(grid[axis + 1 :])
-        low = (q // below % length - width // 2).clamp(0, length - width)
-        at = k // below % length
-        here = (low <= at) & (at < low + width)
-        seen = here if seen is None else seen & here
-    assert seen is not None
-    return seen
+        return inside
+
+    def _near(self, axis: int, q: Tensor, k: Tensor) -> Tensor:
+        length, width = self.grid[axis], min(self.grid[axis], self.window[axis])
+        low = (q - width // 2).clamp(0, length - width)
+        return (low <= k) & (k < low + width)

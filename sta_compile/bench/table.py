@@ -16,11 +16,12 @@ def as_table(row: Row) -> RenderableType:
     """The fastest contestant first, and what was not measured."""
     from rich import box
     from rich.console import Group
+    from rich.markup import escape
     from rich.table import Table
 
     facts = ", ".join(filter(None, (row.kernel, f"{row.kept:.1%} of pairs")))
     if row.failed:
-        return f"{row.workload}: {facts}\n  failed: {row.failed}\n"
+        return escape(f"{row.workload}: {facts}\n  failed: {row.failed}\n")
     table = Table(
         box=box.SIMPLE_HEAD, pad_edge=False, title=f"{row.workload}: {facts}", title_justify="left"
     )
@@ -28,7 +29,7 @@ def as_table(row: Row) -> RenderableType:
         table.add_column(column, justify="right" if column else "left")
     for name in sorted(row.ms, key=lambda name: row.ms[name]):
         table.add_row(name, *_cells(row, name))
-    left = (f"  {name} is not measured: {reason}" for name, reason in row.missing.items())
+    left = (escape(f"  {name} is not measured: {reason}") for name, reason in row.missing.items())
     kernels = sorted(row.kernels.items(), key=lambda item: item[1])
     return Group(table, *left, *(f"  {ms:8.3f} ms of few heads: {name}" for name, ms in kernels))
 

@@ -36,6 +36,14 @@ class Plan:
 _ready: dict[tuple[Any, ...], Plan] = {}
 
 
+def kernels_of(call: Call) -> str:
+    """The kernels that computed the gradients of a call like this one, in order; "reference" if none did."""
+    key = key_of(call)
+    plans = [plan for name, plan in _ready.items() if name[-len(key) :] == key]
+    specs = [step.spec.text() for step, _ in plans[-1].steps] if plans else ["reference"]
+    return "; ".join(specs)
+
+
 def attention_backward(
     call: Call, visible: Visibility, kernel: str, out: Tensor, lse: Tensor, dout: Tensor
 ) -> Gradients | None:

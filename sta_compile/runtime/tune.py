@@ -46,7 +46,7 @@ class Tuned:
     def text(self) -> str:
         """The fastest three with their times."""
         fastest = sorted(self.milliseconds.items(), key=lambda item: item[1])
-        times = ", ".join(f"[{name}] {ms:.3g} ms" for name, ms in fastest[:3])
+        times = ", ".join(f"{name} {ms:.3g} ms" for name, ms in fastest[:3])
         return f"{times}, of {len(fastest)} measured" + (" (stored)" if self.stored else "")
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import time
 from dataclasses import astuple, replace
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +18,7 @@ from sta_compile.codegen.cutlass_source import render
 from sta_compile.errors import StaError
 from sta_compile.runtime import build as building
 from sta_compile.runtime.build import build, first_error, read_usage
-from tests.codegen.usage import TABLE, specs, version
+from tests.codegen.usage import TABLE, cuobjdump, specs, version
 
 needs_nvrtc = pytest.mark.skipif(
     isinstance(toolchain.toolchain("nvrtc"), str), reason=str(toolchain.toolchain("nvrtc"))
@@ -65,11 +63,11 @@ def serialised(log):
     [s for s in specs() if (s.head_dim, s.dtype) == (128, "bf16")],
     ids=lambda s: s.direction,
 )
-def test_consumers_keep_their_registers(spec, empty_cache, tmp_path):
+def test_consumers_keep_their_registers(spec, empty_cache):
     """What spills belongs to the producer, whose loads run ahead: none lies between a loop's matrix products."""
     lines = [
         line.split(";")[0].split()[1:]
-        for line in sass_of(build(spec).code, tmp_path).splitlines()
+        for line in sass_of(build(spec).code).splitlines()
         if ";" in line
     ]
     names = [next((x for x in line if not x.startswith("@")), "") for line in lines]
@@ -82,20 +80,15 @@ def test_consumers_keep_their_registers(spec, empty_cache, tmp_path):
 
 
 @needs_nvrtc
-def test_instructions(empty_cache, tmp_path):
-    sass = sass_of(build(SPEC).code, tmp_path)
+def test_instructions(empty_cache):
+    sass = sass_of(build(SPEC).code)
     for instruction in ("HGMMA.64x128x16.F32.BF16", "UTMALDG.4D", "USETMAXREG", "SYNCS"):
         assert instruction in sass
 
 
-def sass_of(code, tmp_path):
-    triton = pytest.importorskip("triton")
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(code)
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin"
-    path = os.pathsep.join([str(tool), os.environ["PATH"]])
-    command = [tool / "cuobjdump", "-sass", binary]
-    return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True).stdout
+def sass_of(code):
+    pytest.importorskip("triton")
+    return cuobjdump("-sass", code)
 
 
 @needs_nvrtc

@@ -55,6 +55,17 @@ def test_pointers_where_tma_does_not_fit(change):
     assert len(reasons) == 1
 
 
+def test_many_segments_have_blocks_of_their_own():
+    """On workstation GPUs more than two segments need registers that the larger blocks have not left."""
+    desk = replace(HOPPER, target=Target.cuda(120))
+    for contexts, keys in ((0, 32), (2, 32), (3, 16), (4, 16)):
+        specs, _ = select(replace(desk, contexts=contexts), "triton")
+        assert [(spec.loads, spec.blocks.n) for spec in specs] == [("tma", keys), ("pointer", 32)]
+    specs, reasons = select(replace(desk, head_dim=256), "triton")
+    assert [spec.loads for spec in specs] == ["pointer"]
+    assert "no blocks for TMA at head dim 256" in reasons[0]
+
+
 def test_blocks_weigh_padded_rows():
     wide, narrow = Choice(Blocks(128, 128, 8, 3)), Choice(Blocks(64, 128, 4, 3), 0.9)
     assert fastest((wide, narrow), ((384, 300),)) == wide.blocks

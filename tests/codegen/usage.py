@@ -1,12 +1,21 @@
-"""What ptxas says of each C++ kernel, as a table that tests compare: `python -m tests.codegen.usage` writes it."""
+"""What compilers say of kernels, as a table that tests compare: `python -m tests.codegen.usage` writes it.
+
+The C++ kernels for Hopper, and Triton's for Blackwell, where no GPU of ours has run them.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import astuple
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any
 
 from sta_compile.codegen import cutlass_backward
+from sta_compile.codegen.blocks import choices
 from sta_compile.codegen.cutlass_blocks import BLOCKS
 from sta_compile.codegen.emitter import Problem
 from sta_compile.codegen.toolchain import toolchain
@@ -44,17 +53,95 @@ def problem_of(dtype: str, head_dim: int) -> Problem:
     return Problem(Target.cuda(90), dtype, head_dim, 0, "", False, 0.1, ((384, 300),))
 
 
+def blackwell_specs() -> list[KernelSpec]:
+    """Of data center and of workstation GPUs, with as many segments beside the video as each takes, all with lengths."""
+    return [
+        KernelSpec(
+            "triton",
+            "forward",
+            arch,
+            "bf16",
+            head_dim,
+            choice.blocks,
+            "tma",
+            choice.contexts,
+            "i64",
+            dense=True,
+        )
+        for arch in (100, 120)
+        for head_dim in (32, 64, 128, 256)
+        for choice in choices(arch, "bf16", head_dim, "tma")
+    ]
+
+
 def version() -> str:
     tools = toolchain("nvrtc")
     return tools if isinstance(tools, str) else tools.version.split()[0]
 
 
+@dataclass(frozen=True)
+class TritonUsage:
+    """registers: of a thread. stack, shared: bytes. loads: of spilled registers. ptx, sass: the kernel as text."""
+
+    registers: int
+    stack: int
+    shared: int
+    loads: int
+    ptx: str
+    sass: str
+
+    @property
+    def row(self) -> list[int]:
+        return [self.registers, self.stack, self.shared]
+
+
+def triton_usage(spec: KernelSpec) -> TritonUsage:
+    from sta_compile.codegen.triton.build import cross_compile
+
+    kernel: Any = cross_compile(spec)
+    said, sass = (cuobjdump(how, kernel.asm["cubin"]) for how in ("-res-usage", "-sass"))
+    registers, stack, local = (
+        int(re.findall(rf"{name}:(\d+)", said)[0]) for name in ("REG", "STACK", "LOCAL")
+    )
+    loads = len(re.findall(r"\bLDL\b", sass))
+    return TritonUsage(
+        registers, stack + local, kernel.metadata.shared, loads, kernel.asm["ptx"], sass
+    )
+
+
+def cuobjdump(how: str, code: bytes) -> str:
+    """What the tool in Triton's package says of a binary. how: "-sass" or "-res-usage"."""
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    path = os.pathsep.join([str(tools), os.environ["PATH"]])
+    with tempfile.TemporaryDirectory() as folder:
+        binary = Path(folder) / "kernel.cubin"
+        binary.write_bytes(code)
+        command = [str(tools / "cuobjdump"), how, str(binary)]
+        done = subprocess.run(
+            command, env={"PATH": path}, capture_output=True, text=True, check=True
+        )
+    return done.stdout + done.stderr
+
+
 def main() -> None:
+    import triton
+
     rows = {spec.text(): list(astuple(build(spec).usage)) for spec in specs()}
     columns = ["registers", "spills", "stack", "shared"]
-    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
     head = f'{{\n  "nvrtc": "{version()}",\n  "columns": {json.dumps(columns)},\n  "kernels": {{\n'
-    TABLE.write_text(f"{head}{lines}\n  }}\n}}\n")
+    found = {spec.text(): triton_usage(spec).row for spec in blackwell_specs()}
+    columns = ["registers", "stack", "shared"]
+    middle = f'  "triton": "{triton.__version__}",\n  "triton_columns": {json.dumps(columns)},\n'
+    text = (
+        f'{head}{_lines(rows)}\n  }},\n{middle}  "triton_kernels": {{\n{_lines(found)}\n  }}\n}}\n'
+    )
+    TABLE.write_text(text)
+
+
+def _lines(rows: dict[str, list[int]]) -> str:
+    return ",\n".join(f"    {json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
 
 
 if __name__ == "__main__":

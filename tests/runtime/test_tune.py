@@ -212,7 +212,7 @@ def test_the_choice_is_written_into_the_graph():
     gm, attention = graph_of_one_attention()
     timer = Timer("64x128 warps=4 stages=2 tma")
     (line,) = tune_kernels(gm, "v", timer)
-    assert line.startswith("measured on 6x16x16 tokens: [triton forward sm90 bf16 d128 64x128")
+    assert line.startswith("measured on 6x16x16 tokens: triton forward sm90 bf16 d128 64x128")
     spec = AttentionSpec.parse(attention.args[7])
     assert spec == replace(AttentionSpec.parse(SPEC), choice="triton,tma,64,128,4,2")
     assert "choice=triton,tma,64,128,4,2" in gm.code

@@ -52,9 +52,9 @@ def block_mask(pattern: Pattern, q: Tensor, k: Tensor) -> Any:
     """Which blocks of 128 x 128 are full, and which a mask is computed in."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    sees = pattern.sees(q.device)
+    make: Any = torch.compile(create_block_mask) if q.is_cuda else create_block_mask
     sizes = (None, None, q.shape[2], k.shape[2])
-    return create_block_mask(sees, *sizes, q.device.type, BLOCK, _compile=q.is_cuda)
+    return make(pattern.sees(q.device), *sizes, q.device.type, BLOCK)
 
 
 def flex_attention(like: Tensor) -> Any:
