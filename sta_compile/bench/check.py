@@ -16,6 +16,9 @@ ROWS_OF_A_CHUNK = 512
 LIMITS = {torch.bfloat16: (4e-3, 1e-2), torch.float32: (1e-5, 1e-5)}  # forward, backward
 
 
+Place = tuple[int, int]  # (sample, head)
+
+
 class WrongResult(StaError):
     """A contestant that does not compute what it is timed for."""
 
@@ -34,7 +37,8 @@ def check(inputs: Inputs, contestant: Contestant) -> float:
         raise WrongResult(f"{contestant.name} on {w.name}: NaN; nothing of it is timed")
     sees = contestant.pattern.sees(inputs.q.device)
     expected = _gradients if w.backward else _outputs
-    worst = max(expected(inputs, head, sees, found) for head in sorted({0, w.heads - 1}))
+    places = [(sample, head) for sample in range(w.batch) for head in sorted({0, w.heads - 1})]
+    worst = max(expected(inputs, place, sees, found) for place in places)
     limit = LIMITS[inputs.q.dtype][w.backward]
     if not worst <= limit:
         raise WrongResult(
@@ -54,39 +58,39 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected).norm() / expected.norm())
 
 
-def _head(inputs: Inputs, head: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v, dout of a head in float32; what pads the text is zeros, since 0 * NaN is NaN."""
-    q, k, v, dout = (x[0, head].float() for x in (inputs.q, inputs.k, inputs.v, inputs.dout))
+def _head(inputs: Inputs, place: Place) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, dout of a sample's head in float32; what pads the text is zeros, since 0 * NaN is NaN."""
+    q, k, v, dout = (x[place].float() for x in (inputs.q, inputs.k, inputs.v, inputs.dout))
     w = inputs.workload
     padding = (torch.arange(len(k), device=k.device) >= w.video + w.valid)[:, None]
     return q, k.masked_fill(padding, 0), v.masked_fill(padding, 0), dout
 
 
-def _scores(inputs: Inputs, q: Tensor, k: Tensor, rows: Tensor, sees: Sees) -> Tensor:
+def _scores(inputs: Inputs, sample: int, q: Tensor, k: Tensor, rows: Tensor, sees: Sees) -> Tensor:
     """Of some rows with every key, -inf where the row does not see it."""
     keys = torch.arange(len(k), device=k.device)
-    seen = sees(None, None, rows[:, None], keys[None, :])
+    seen = sees(sample, None, rows[:, None], keys[None, :])
     return (q[rows] @ k.mT * inputs.scale).masked_fill_(~seen, -torch.inf)
 
 
-def _outputs(inputs: Inputs, head: int, sees: Sees, found: Sequence[Tensor]) -> float:
+def _outputs(inputs: Inputs, place: Place, sees: Sees, found: Sequence[Tensor]) -> float:
     """Of out relative to its norm, of lse as it is."""
-    q, k, v, _ = _head(inputs, head)
+    q, k, v, _ = _head(inputs, place)
     rows = sample(len(q), q.device)
-    scores = _scores(inputs, q, k, rows, sees)
-    out, *lse = (x[0, head][rows] for x in found)
+    scores = _scores(inputs, place[0], q, k, rows, sees)
+    out, *lse = (x[place][rows] for x in found)
     apart = [float((x - scores.logsumexp(-1)).abs().max()) for x in lse]
     return max([_error(out, scores.softmax(-1) @ v), *apart])
 
 
-def _gradients(inputs: Inputs, head: int, sees: Sees, found: Sequence[Tensor]) -> float:
+def _gradients(inputs: Inputs, place: Place, sees: Sees, found: Sequence[Tensor]) -> float:
     """dq of sampled queries, and dk and dv of sampled keys, which sum over all queries."""
-    q, k, v, dout = _head(inputs, head)
+    q, k, v, dout = _head(inputs, place)
     rows = sample(inputs.workload.video, q.device)
     dq = q.new_zeros(len(rows), q.shape[1])
     dk, dv = torch.zeros_like(dq), torch.zeros_like(dq)
     for chunk in (rows, *torch.arange(len(q), device=q.device).split(ROWS_OF_A_CHUNK)):
-        weights = _scores(inputs, q, k, chunk, sees).softmax(-1)
+        weights = _scores(inputs, place[0], q, k, chunk, sees).softmax(-1)
         dweights = dout[chunk] @ v.mT
         delta = (weights * dweights).sum(-1, keepdim=True)
         if chunk is rows:
@@ -96,4 +100,4 @@ def _gradients(inputs: Inputs, head: int, sees: Sees, found: Sequence[Tensor]) -
         dv += columns.mT @ dout[chunk]
         dk += (columns * (dweights[:, rows] - delta)).mT @ q[chunk] * inputs.scale
     pairs = zip(found, (dq, dk, dv), strict=True)
-    return max(_error(got[0, head][rows], expected) for got, expected in pairs)
+    return max(_error(got[place][rows], expected) for got, expected in pairs)

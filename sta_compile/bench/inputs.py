@@ -33,7 +33,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Inputs:
-    """q, k, v, dout: [1, heads, tokens, head_dim]; what pads the text is NaN in k and v."""
+    """q, k, v, dout: [batch, heads, tokens, head_dim]; what pads the text is NaN in k and v."""
 
     workload: Workload
     q: Tensor
@@ -48,9 +48,9 @@ class Inputs:
         generator = torch.Generator(device).manual_seed(0)
 
         def tensor() -> Tensor:
-            shape = (1, w.heads, tokens, w.head_dim)
+            shape = (w.batch, w.heads, tokens, w.head_dim)
             if w.token_major:
-                shape = (1, tokens, w.heads, w.head_dim)
+                shape = (w.batch, tokens, w.heads, w.head_dim)
             x = torch.randn(shape, device=device, dtype=dtype_of(device), generator=generator)
             return x.transpose(1, 2) if w.token_major else x
 
@@ -62,14 +62,14 @@ class Inputs:
 
     @cached_property
     def head_major(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v in contiguous [1, heads, tokens, head_dim], with the keys that pad the text cut off."""
+        """q, k, v in contiguous [batch, heads, tokens, head_dim], with the keys that pad the text cut off."""
         keys = self.workload.video + self.workload.valid
         k, v = (x[:, :, :keys].contiguous() for x in (self.k, self.v))
         return self.q.contiguous(), k, v
 
     @cached_property
     def token_major(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The same in contiguous [1, tokens, heads, head_dim]."""
+        """The same in contiguous [batch, tokens, heads, head_dim]."""
         keys = self.workload.video + self.workload.valid
         k, v = (x.transpose(1, 2)[:, :keys].contiguous() for x in (self.k, self.v))
         return self.q.transpose(1, 2).contiguous(), k, v
@@ -78,7 +78,7 @@ class Inputs:
         """What decides the kernels of the call."""
         w = self.workload
         return Request(
-            (1, w.heads, sum(w.segments), w.head_dim),
+            (w.batch, w.heads, sum(w.segments), w.head_dim),
             w.heads,
             sum(w.segments),
             self.q.dtype,
@@ -87,7 +87,7 @@ class Inputs:
             len(w.segments) - 1,
             token_major=w.token_major,
             lengths=torch.int64 if w.text else None,
-            dense=w.dense,
+            dense=bool(w.dense),
             scale=self.scale,
             kernel=kernel,
         )
@@ -95,8 +95,8 @@ class Inputs:
     def call(self, kernel: str) -> launch.Call:
         """The operator's arguments."""
         w, device = self.workload, self.q.device
-        lengths = torch.tensor([[w.valid]], device=device) if w.text else None
-        dense = torch.ones(1, dtype=torch.bool, device=device) if w.dense else None
+        lengths = torch.tensor([[w.valid]] * w.batch, device=device) if w.text else None
+        dense = torch.tensor(w.dense, device=device) if w.dense else None
         problem = (lengths, dense, w.segments, list(w.grid), w.spec(kernel), self.scale)
         return launch.Call(self.q, self.k, self.v, *problem)
 

@@ -75,7 +75,7 @@ def measure(workload: Workload, options: Options) -> Row:
     w, device = workload, options.device
     inputs = Inputs.make(w, device)
     row = Row(w.name, "backward" if w.backward else "forward")
-    row.kept = w.pattern.pairs / w.everything.pairs
+    row.kept = w.pattern.pairs / (w.batch * w.everything.pairs)
     mine = ours(inputs, options.kernel)
     try:
         row.error = row.errors["sta"] = check(inputs, mine)
@@ -86,7 +86,7 @@ def measure(workload: Workload, options: Options) -> Row:
     row.extra_bytes = extra_bytes(mine, device)
     if not w.backward:
         request = inputs.request(options.kernel)
-        if options.kernels and request.has_kernels and not w.dense:
+        if options.kernels and request.has_kernels:
             times = measure_on_device(request, variants(request.problem(), options.kernel))
             row.kernels = {spec.text(): ms for spec, ms in times.items()}
     contestants = {"sta": mine}

@@ -26,7 +26,7 @@ EVERYWHERE = 1 << 30
 class Pattern(Protocol):
     @property
     def pairs(self) -> int:
-        """(query, key) pairs that are seen."""
+        """(query, key) pairs that are seen, of all samples."""
 
     def sees(self, device: torch.device) -> Sees:
         """Its tables lie on `device`."""
@@ -105,6 +105,21 @@ class Tiles:
         )
         tile, low, high = (x.to(torch.int32).to(device) for x in table)
         return tile, low, high
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A pattern for each sample; `sees` takes the number of one sample."""
+
+    patterns: tuple[Pattern, ...]
+
+    @property
+    def pairs(self) -> int:
+        return sum(pattern.pairs for pattern in self.patterns)
+
+    def sees(self, device: torch.device) -> Sees:
+        each = [pattern.sees(device) for pattern in self.patterns]
+        return lambda b, h, q, k: each[b](b, h, q, k)
 
 
 @dataclass(frozen=True)

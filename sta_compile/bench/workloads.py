@@ -15,7 +15,7 @@ from ..ir.geometry import Geometry
 from ..ir.tiling import Tiling
 from ..ir.window import Window
 from ..ops.arguments import geometry_of
-from .patterns import Everything, Pattern, Tiles
+from .patterns import Everything, Pattern, Samples, Tiles
 
 DENSE = ("cudnn", "flash", "flash-attn-4")
 SAME_WINDOW = ("flex STA", "flash-attn-4 STA", "fastvideo STA")
@@ -34,7 +34,9 @@ class Workload:
     head_dim: int = 128
     text: int = 0
     valid: int = 0
-    dense: bool = False  # a flag of the sample, beside a window
+    dense: tuple[
+        bool, ...
+    ] = ()  # flags of the samples, beside a window; () is one sample without a flag
     token_major: bool = True
     backward: bool = False
     peers: tuple[str, ...] = DENSE
@@ -52,8 +54,8 @@ class Workload:
         return Tiling(self.grid, self.tiles)
 
     @property
-    def full(self) -> bool:
-        return self.dense or self.window == "full"
+    def batch(self) -> int:
+        return len(self.dense) or 1
 
     @property
     def tile_window(self) -> Window:
@@ -62,9 +64,11 @@ class Workload:
 
     @property
     def pattern(self) -> Pattern:
-        if self.full:
-            return self.everything
-        return Tiles(self.tiling, self.tile_window, self.text, self.valid)
+        sparse: Pattern = Tiles(self.tiling, self.tile_window, self.text, self.valid)
+        if self.window == "full":
+            sparse = self.everything
+        each = tuple(self.everything if dense else sparse for dense in self.dense)
+        return Samples(each) if len(each) > 1 else (*each, sparse)[0]
 
     @property
     def everything(self) -> Everything:
@@ -98,7 +102,8 @@ FORWARD = (
     replace(W1, name="W1 555", window=(5, 5, 5), peers=(*DENSE, *SAME_WINDOW)),
     replace(W1, name="W1 333 text 256", text=256, valid=200, peers=DENSE),
     replace(W1, name="W1 full", window="full", peers=DENSE),
-    replace(W1, name="W1 dense flag", dense=True, peers=()),
+    replace(W1, name="W1 dense flag", dense=(True,), peers=()),
+    replace(W1, name="W1 one dense, one sparse", dense=(True, False), peers=()),
     WAN,
     Workload("hunyuan 33x45x80", (33, 45, 80), (6, 5, 11), (3, 3, 3), 24, text=256, valid=77),
     Workload("31x44x80", (31, 44, 80), (5, 6, 9), (3, 3, 3), 24),
@@ -129,7 +134,7 @@ SMALL = (
     _TINY,
     replace(_TINY, name="small text", text=24, valid=17, peers=DENSE),
     replace(_TINY, name="small full", window="full", peers=DENSE),
-    replace(_TINY, name="small dense flag", dense=True, token_major=False, peers=()),
+    replace(_TINY, name="small one dense", dense=(True, False), token_major=False, peers=()),
     replace(_TINY, name="small 333 backward", backward=True, peers=(*DENSE, "flex STA")),
 )
 

@@ -12,11 +12,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
+from .. import config
 from ..codegen.select import variants
+from ..codegen.toolchain import toolchain
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from . import disk_cache
@@ -66,14 +69,26 @@ def tune(request: Request, version: str, measure: Measure | None = None) -> Tune
     if len(specs) < 2:
         return None
     names = [spec.text() for spec in specs]
-    what = repr(problem), repr(request.geometry), torch.__version__, version
-    key = disk_cache.key_of("tuning", *what, *names)
+    what = repr(problem), repr(request.geometry), version
+    key = disk_cache.key_of("tuning", *what, *_compilers(), *names)
     if key not in _tuned:
         found = _find(key, request, specs, measure or measure_on_device)
         if found is None:
             return None
         _tuned[key] = found
     return _tuned[key]
+
+
+def _compilers() -> tuple[str, ...]:
+    """Versions of what makes and runs kernels."""
+    tools = toolchain(config.compiler)
+    of_cuda = tools if isinstance(tools, str) else f"{tools.name} {tools.version}"
+    of_triton = ""
+    if find_spec("triton"):
+        import triton
+
+        of_triton = triton.__version__
+    return torch.__version__, of_triton, of_cuda
 
 
 def _find(

@@ -27,7 +27,9 @@ def test_the_operator_is_right(workload):
     assert check(inputs, ours(inputs, "auto")) < 1e-5
 
 
-@pytest.mark.parametrize("change", [{"window": (1, 3, 1)}, {"tiles": (3, 3, 3)}, {"dense": True}])
+@pytest.mark.parametrize(
+    "change", [{"window": (1, 3, 1)}, {"tiles": (3, 3, 3)}, {"dense": (True,)}]
+)
 def test_another_window_is_found_out(change):
     inputs = Inputs.make(SMALL[0], CPU)
     other = ours(Inputs.make(replace(SMALL[0], **change), CPU), "auto")
@@ -47,6 +49,14 @@ def test_a_wrong_gradient_is_found_out(which):
 
     with pytest.raises(WrongResult, match="over"):
         check(inputs, replace(right, result=wrong))
+
+
+def test_a_sample_that_is_sparse_in_place_of_dense_is_found_out():
+    mixed = next(w for w in SMALL if len(w.dense) > 1)
+    inputs = Inputs.make(mixed, CPU)
+    other = ours(Inputs.make(replace(mixed, dense=mixed.dense[::-1]), CPU), "auto")
+    with pytest.raises(WrongResult, match="relative error"):
+        check(inputs, replace(other, pattern=mixed.pattern))
 
 
 def test_what_is_not_written_is_found_out():
@@ -160,4 +170,6 @@ def test_workloads():
     }
     for w in FORWARD:
         if not w.text:
-            assert w.pattern.pairs == (w.geometry().full() if w.full else w.geometry()).pairs
+            flags = w.dense or (False,)
+            cases = [w.geometry().full() if dense else w.geometry() for dense in flags]
+            assert w.pattern.pairs == sum(geometry.pairs for geometry in cases)
