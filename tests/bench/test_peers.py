@@ -99,6 +99,26 @@ def test_flash_attention_4(monkeypatch, name, backward):
     assert check(inputs, BY_NAME[name].prepare(inputs)) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["flex STA", "flex NATTEN", "flex Swin"])
+@pytest.mark.parametrize("grid", [(6, 8, 16), (5, 6, 11)])
+def test_blocks_of_flex_attention(name, grid):
+    """The lists are those of create_block_mask, and the results those of the definition."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    from sta_compile.bench.peers.flex import block_mask
+
+    inputs = Inputs.make(replace(TINY, grid=grid, tiles=(3, 2, 4)), CPU)
+    peer = BY_NAME[name]
+    assert check(inputs, peer.prepare(inputs)) < 1e-5
+    q, k, _ = inputs.head_major
+    pattern = peer._pattern(inputs)
+    found = block_mask(pattern, q, k)
+    usual = create_block_mask(pattern.sees(CPU), None, None, q.shape[2], k.shape[2], "cpu", 128)
+    assert torch.equal(found.to_dense(), usual.to_dense())
+    assert torch.equal(found.full_kv_num_blocks, usual.full_kv_num_blocks)
+    assert torch.equal(found.full_q_num_blocks, usual.full_q_num_blocks)
+
+
 def test_each_says_why_it_can_not_run():
     inputs = Inputs.make(TINY, CPU)
     reasons = {name: peer.refuse(inputs) for name, peer in BY_NAME.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..inputs import Contestant, Inputs, differentiated
@@ -49,12 +50,28 @@ class Flex:
 
 
 def block_mask(pattern: Pattern, q: Tensor, k: Tensor) -> Any:
-    """Which blocks of 128 x 128 are full, and which a mask is computed in."""
-    from torch.nn.attention.flex_attention import create_block_mask
+    """Which blocks of 128 x 128 are full, and which a mask is computed in. Takes memory of a row of blocks at a time."""
+    from torch.nn.attention.flex_attention import BlockMask
 
-    make: Any = torch.compile(create_block_mask) if q.is_cuda else create_block_mask
-    sizes = (None, None, q.shape[2], k.shape[2])
-    return make(pattern.sees(q.device), *sizes, q.device.type, BLOCK)
+    sees, rows, keys = pattern.sees(q.device), q.shape[2], k.shape[2]
+    columns = torch.arange(keys, device=q.device)
+    counts = []
+    for chunk in torch.arange(rows, device=q.device).split(BLOCK):
+        seen = sees(None, None, chunk[:, None], columns[None]).sum(0)
+        counts.append(F.pad(seen, (0, -keys % BLOCK)).view(-1, BLOCK).sum(1))
+    count = torch.stack(counts)
+    full = count == BLOCK * BLOCK  # blocks that stick out are masked
+    lists = *_lists((count > 0) & ~full), *_lists(full)
+    return BlockMask.from_kv_blocks(
+        *lists, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(rows, keys)
+    )
+
+
+def _lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of bool [row blocks, key blocks]: how many of a row, and which, those that are not last."""
+    number = blocks.sum(1, dtype=torch.int32)
+    index = blocks.int().argsort(dim=1, descending=True, stable=True).to(torch.int32)
+    return number[None, None], index[None, None]
 
 
 def flex_attention(like: Tensor) -> Any:
