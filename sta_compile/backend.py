@@ -33,34 +33,21 @@ def sta(
 
     mode: as for inductor ("reduce-overhead", ...); "max-autotune" measures attention kernels too. options: sta_compile's
     and inductor's in one dict.
-    Raises StaError for a user's mistake in the options, and Dynamo passes it on.
+    Raises StaError for a user's mistake in the options.
     """
-    from ._unwrapped import unwrapped
-
-    with unwrapped():
-        return _compile(gm, example_inputs, mode, options)
-
-
-def _compile(
-    gm: torch.fx.GraphModule,
-    example_inputs: Sequence[Any],
-    mode: str | None,
-    options: Mapping[str, Any] | None,
-) -> Callable[..., Any]:
     from . import _inductor, _torch, model_call, warn_once
     from ._guards import install_config_guard, install_convention_guard, install_grids_guard
     from .analysis.operator_limits import ONE_BODY
     from .call_grids import declared_tokens
-    from .pipeline import CALL_SDPA, NOTHING_FOUND
+    from .pipeline import NOTHING_FOUND
     from .regions import RegionsHideTokens
     from .report import record
     from .rewriting.add_input import example_of, take_over
-    from .settings import OPTIONS, Settings, options_of_mode
+    from .settings import OPTIONS, Settings
     from .tune_kernels import tune_kernels
     from .warm_kernels import warm_kernels
 
     settings, patches = Settings.resolve(options)
-    patches = {**options_of_mode(mode), **patches}
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model, call = model_call.root_module(), model_call.current()
     at_break = _torch.ends_at_graph_break(gm)
@@ -69,9 +56,6 @@ def _compile(
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if call is not None and report.lacks_grid and call.ask_prefix():
         gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
-    if call is not None and report.lacks_grid and call.broken:
-        call.lacks_grid = True
-        report.say_why_no_grid(*call.why_no_grid())
     if call is not None and call.in_regions:
         hidden = [site for site in report.refused if site.reason == ONE_BODY.reason]
         if hidden:
@@ -92,17 +76,12 @@ def _compile(
     if report.reason in NOTHING_FOUND and not _torch.is_whole_forward():
         report.reason = "this graph is a part of the model, and has no attention over video tokens"
         report.hint = "compile by sta_compile.compile(model), which keeps the model whole, or tells its parts what they need"
-        if call is not None:
-            report.hint = "nothing to do"
-    elif report.reason in NOTHING_FOUND and call is not None:
-        report.hint = (
-            f"nothing to do if another graph of the model has it; if none has, {CALL_SDPA}"
-        )
     record(report)
     warn_once.say(report, model, silent=at_break or call is not None)
     compiled = _torch.compile_with_inductor(
         gm,
         [*example_inputs, *([] if flags is None else [flags])],
+        mode=mode,
         patches=patches,
         tag=_cache_tag(settings.fingerprint()),
     )
@@ -138,18 +117,17 @@ def rewrite_for_device(
     *,
     remember: bool = True,
     call: ModelCall | None = None,
-    device: torch.device | None = None,
 ) -> tuple[torch.fx.GraphModule, Report]:
     """The stages, on a device that we speed up; on any other the graph as it came, and why.
 
-    A CPU runs the reference. Tensors on meta (an explanation) stand for those of a GPU. device: that of the inputs if None.
+    A CPU runs the reference. Tensors on meta (an explanation) stand for those of a GPU.
     """
     from . import _torch
     from .pipeline import rewrite
     from .report import Report
     from .runtime.target import detect
 
-    target = detect(device or _device(example_inputs))
+    target = detect(_device(example_inputs))
     if target.unsupported and target.kind not in ("cpu", "meta"):
         model = _torch.root_module()
         return gm, Report(

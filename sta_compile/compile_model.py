@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
 from . import _torch
-from .denoisers import denoisers_of, parts_of, unets_of
+from .denoisers import denoisers_of, modules_of, unets_of
 from .errors import StaError
 from .layerwise_casting import cast_inside
 from .leaf_offload import move_by_block
@@ -28,7 +28,7 @@ from .model_call import ModelCall, calling
 from .prefix import Prefix
 from .python_state import PythonState
 from .regions import Regions
-from .settings import OPTIONS, Settings, given_options, options_of_mode
+from .settings import OPTIONS, Settings
 from .size_tables import CallWithTables, small_constants, without_tables
 
 log = logging.getLogger(__name__)
@@ -54,12 +54,13 @@ def compile(
     inductor for all denoisers; a keyword with the name of a part (`transformer_2={...}`) holds options for that part, which
     beat the others, and None leaves the part as it is. Raises StaError for a mistake in them.
     """
-    options = given_options(options)
+    if options is not None and not isinstance(options, Mapping):
+        raise StaError(f"options={options!r} is no dict; pass options={{'window': (18, 24, 24)}}")
     if isinstance(pipe_or_model, torch.nn.Module):
         parts: dict[str, torch.nn.Module] = {"": pipe_or_model}
         own: dict[str, Any] = {}
     else:
-        names = parts_of(pipe_or_model)
+        names = modules_of(pipe_or_model)
         own = {name: more.pop(name) for name in list(more) if name in names}
         for name, given in more.items():
             if isinstance(given, Mapping) and name not in OPTIONS:
@@ -69,7 +70,7 @@ def compile(
         for name in unets_of(pipe_or_model):
             log.warning("%s has no tokens of video in its attention and is left as it is", name)
         parts = denoisers_of(pipe_or_model, own)
-    shared = {**options_of_mode(mode), **options, **more}
+    shared = {**_of_mode(mode), **(options or {}), **more}
     planned = {}
     for name in parts:
         given = own.get(name, {})
@@ -94,7 +95,7 @@ def compile(
 def restore(pipe_or_model: T) -> T:
     """Undoes `compile`: the model, or each part of the pipeline, runs as it did before."""
     whole = isinstance(pipe_or_model, torch.nn.Module)
-    parts: Iterable[Any] = [pipe_or_model] if whole else parts_of(pipe_or_model).values()
+    parts: Iterable[Any] = [pipe_or_model] if whole else modules_of(pipe_or_model).values()
     for part in parts:
         _restore(part)
     return pipe_or_model
@@ -139,7 +140,6 @@ class CompiledModel:
         self._compiled = compile(self._eager, fullgraph)
         self._with_tables = compile(CallWithTables(self._eager).__call__, fullgraph)
         self.fullgraph = fullgraph
-        self.watches = False  # is what comes before the blocks noted in each call?
         self.state = PythonState(model, compile)
 
     def undo(self) -> None:
@@ -154,8 +154,6 @@ class CompiledModel:
         with _capture_sizes(), calling(self.model, scheduler, self.prefix, args, kwargs) as call:
             call.settle_noise(str(self.options.get("timestep", "auto")))
             out = self._run(call, args, kwargs)
-            if call.lacks_grid and call.may_watch:
-                self.watches = self.state.blocks_alone = True
             if not self.fullgraph and self.state.count(call.compiles > 0, args, kwargs):
                 log.info(
                     "%s is compiled in each call; now its blocks are, alone",
@@ -165,14 +163,9 @@ class CompiledModel:
 
     def _run(self, call: ModelCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         hooks = self.state.hooks()
-        call.may_watch = (
-            bool(self.prefix.blocks) and self.state.inside_blocks(hooks) and not self.fullgraph
-        )
         if hooks or self.state.blocks_alone:
             run = self._eager if self.state.blocks_alone else self._compiled
-            call.watched = self.watches and call.may_watch
-            watch = self.prefix.watched(call.state_grids) if call.watched else nullcontext()
-            with self.state.apart(hooks), watch:
+            with self.state.apart(hooks):
                 return run(*args, **kwargs)
         if not self.regions.enabled:
             return self._call(call, args, kwargs)
@@ -231,3 +224,15 @@ def _capture_sizes() -> Iterator[None]:
     )
     with settings, small_constants():
         yield
+
+
+def _of_mode(mode: str | None) -> dict[str, Any]:
+    """A mode as options: torch takes one or the other."""
+    if mode is None or mode == "default":
+        return {}
+    from torch._inductor import list_mode_options
+
+    try:
+        return dict(list_mode_options(mode))
+    except RuntimeError as error:
+        raise StaError(f"there is no mode {mode!r}; {error}") from error

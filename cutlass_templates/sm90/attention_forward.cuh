@@ -6,8 +6,8 @@
 //   ScoresMma, OutputMma     CuTe's 64 x kKeys x 16 (both operands in shared memory) and 64 x kHeadDim x 16 (left
 //                            operand in registers, right one transposed) products of Element
 //
-// One block of threads is up to 64 * kWarpgroups query rows of one tile (or of one context segment), head and
-// sample. A producer warp walks the keys that these rows see and loads them with the TMA unit: first the blocks of
+// One block of threads is up to 64 * kWarpgroups query rows of tiles with one window (or of one context segment), head
+// and sample. A producer warp walks the keys that these rows see and loads them with the TMA unit: first the blocks of
 // kKeys keys that lie wholly in a run, then the rest of all runs, packed in groups of 16 keys. Consumers know two
 // counts and no pattern; only the second loop has masks.
 //
@@ -28,9 +28,8 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   Work const work = work_of(problem, blockIdx.x);
   // The shuffle tells the compiler that it is the same in a warp, which keeps descriptors in uniform registers.
   int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  Unit const unit = warpgroup == 0 ? Unit{0, 0} : unit_of(problem, work, warpgroup - 1);
-  if (threadIdx.x % 128 == 0 && warpgroup > 0) s.first[warpgroup - 1] = unit.first;
-  int const active = __syncthreads_count(threadIdx.x % 128 == 0 && unit.rows > 0);
+  WarpRows const rows = take_rows(problem, work, s.first);
+  int const active = __syncthreads_count(threadIdx.x % 128 == 0 && rows.count > 0);
   if (active == 0) return;  // a group of smaller tiles needs fewer blocks
   if (threadIdx.x == 0) {
     init(s.q_full, 1);
@@ -42,13 +41,11 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   if (warpgroup == 0) {
     give_registers<kMany ? 32 : 40>();
     auto const load_queries = [&] {
-      expect(s.q_full, active * kRows * kRowBytes);
-      for (int w = 0; w < active; w++)
-        for (int c = 0; c < kColumnBlocks; c++)
-          load_box(s.q[w] + c * kRows * kSwizzle, p.q, s.q_full, c * kAtomColumns, s.first[w], work.head, work.batch);
-      arrive(s.q_full);
+      load_rows(s.q, p.q, s.first, active, s.q_full, work);
+      if (threadIdx.x == 0) arrive(s.q_full);
     };
     if (threadIdx.x < 32) produce<false>(problem, p.keys, s.stages, s.keys, work, Keys(problem, work), load_queries);
+    else if (threadIdx.x < 64) list_keys(s.keys, Keys(problem, work));
     return;
   }
   take_registers<kMany ? 160 : 232>();
@@ -60,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   wait(s.q_full, 0);
   consumer.walk<false>(0, blocks);
   consumer.walk<true>(blocks, all);
-  consumer.store(p.out.row(work.batch, work.head, unit.first), p.out.token,
-                 p.lse + (static_cast<long long>(work.batch) * problem.heads + work.head) * problem.queries + unit.first,
-                 unit.rows);
+  consumer.store(p.out.row(work.batch, work.head, rows.first), p.out.token,
+                 p.lse + (static_cast<long long>(work.batch) * problem.heads + work.head) * problem.queries + rows.first,
+                 rows.count);
 }

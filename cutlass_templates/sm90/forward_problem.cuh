@@ -6,7 +6,7 @@
 namespace sta {
 
 struct Parameters {
-  TensorMap q;  // boxes of kAtomColumns columns by kRows tokens
+  TensorMap q;  // boxes of kAtomColumns columns by kGroup tokens
   KeyMaps keys;
   Output out;
   float* lse;  // [batch, heads, queries]

@@ -8,13 +8,17 @@
 
 namespace sta {
 
-// Scores of keys that do not count become -infinity. seen: for each group of kGroup columns, which do.
+// Scores of keys that do not count become -infinity. seen: for each two groups of kGroup columns, which do.
 template <int kCount>
-__device__ __forceinline__ void hide_unseen(unsigned short const* seen, int lane, float (&scores)[kCount]) {
+__device__ __forceinline__ void hide_unseen(unsigned const* seen, int lane, float (&scores)[kCount]) {
+  constexpr int kGroups = kCount / 8, kWords = (kGroups + 1) / 2;
+  unsigned words[kWords];
 #pragma unroll
-  for (int g = 0; g < kCount / 8; g++) {
-    unsigned const of_group = seen[g];
-    if (of_group == (1u << kGroup) - 1) continue;
+  for (int i = 0; i < kWords; i++) words[i] = seen[i];
+#pragma unroll
+  for (int g = 0; g < kGroups; g++) {
+    unsigned const of_group = words[g / 2] >> g % 2 * kGroup & 0xFFFF;
+    if (of_group == 0xFFFF) continue;
     unsigned const mine = of_group >> lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -26,7 +30,7 @@ __device__ __forceinline__ void hide_unseen(unsigned short const* seen, int lane
 
 // The fragment times factor (of each of the thread's two rows) to global memory as 16-bit elements, through shared
 // memory, so that whole rows leave in pieces of 16 bytes. Each warp uses its own rows of `own`, in blocks of kAtomColumns
-// columns by kBlockRows rows. lane: thread of the warpgroup. rows: that exist.
+// columns by kBlockRows rows. lane: thread of the warpgroup. out: this warp's first row, of `rows` that exist.
 template <int kBlockRows, int kCount>
 __device__ __forceinline__ void store_rows(unsigned char* own, int lane, float const (&values)[kCount], float const (&factor)[2],
                                            int rows, Element* out, long long stride) {
@@ -45,7 +49,7 @@ __device__ __forceinline__ void store_rows(unsigned char* own, int lane, float c
   for (int i = lane % 32; i < 16 * kPieces; i += 32) {
     int const from = lane / 32 * 16 + i / kPieces, column = i % kPieces * 8;
     uint4 const piece = *reinterpret_cast<uint4 const*>(place(from, column));
-    if (from < rows) *reinterpret_cast<uint4*>(out + from * stride + column) = piece;
+    if (i / kPieces < rows) *reinterpret_cast<uint4*>(out + i / kPieces * stride + column) = piece;
   }
 }
 

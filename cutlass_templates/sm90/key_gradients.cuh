@@ -152,10 +152,10 @@ struct KeyConsumer {
 
   // Through this warp's own rows of V.
   __device__ __forceinline__ void store(Output const& out, KeyWork const& work, float const (&sum)[kGradients], float factor) {
-    int const key = id * kRows;
+    int const key = id * kRows, own = key + lane / 32 * 16;
     float const factors[2] = {factor, factor};
-    store_rows<kBlockKeys>(s.v + key * kSwizzle, lane, sum, factors, work.length - key,
-                           out.row(work.batch, work.kv_head, work.first + key), out.token);
+    store_rows<kBlockKeys>(s.v + key * kSwizzle, lane, sum, factors, work.length - own,
+                           out.row(work.batch, work.kv_head, work.first + own), out.token);
     __syncwarp();
   }
 };
@@ -237,6 +237,7 @@ extern "C" __global__ void __launch_bounds__(sta::kQuerySum ? 512 : 384, 1) sta_
     init(s.keys_full, 1);
     init(s.loaded, 1);
     init(s.counted, 1);
+    s.list.init_barriers();
     for (int i = 0; i < 2; i++) {
       init(s.ds_full[i], 8);
       init(s.ds_empty[i], 1);
@@ -253,6 +254,7 @@ extern "C" __global__ void __launch_bounds__(sta::kQuerySum ? 512 : 384, 1) sta_
   if (warpgroup == 0) {
     give_registers<24>();
     if (threadIdx.x < 32) produce_queries(p, s, work);
+    else if (threadIdx.x < 64) list_queries(p, s, work);
     return;
   }
   int const thread = static_cast<int>(threadIdx.x) % 128;

@@ -1,6 +1,7 @@
 // The producer of kernels whose thread blocks own queries: which keys does a block read, and their loads.
 #pragma once
 
+#include "sm90/group_list.cuh"
 #include "sm90/problem.cuh"
 
 namespace sta {
@@ -22,13 +23,15 @@ struct KeyStages {
 // Apart from the stages, whose alignment would pad them.
 struct KeyState {
   Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages], v_loaded, counted;
+  GroupList<kKeys / kGroup> list;
   int blocks, rest_blocks;
-  unsigned short seen[kStages][kKeys / kGroup];  // bit i: key i of the group counts
+  unsigned seen[kStages][(kKeys / kGroup + 1) / 2];  // of two groups: bit i, key i counts
 
   // active: warpgroups that read.
   __device__ __forceinline__ void init_barriers(int active) {
     init(v_loaded, 1);
     init(counted, 1);
+    list.init_barriers();
     for (int i = 0; i < kStages; i++) {
       init(k_full[i], 1);
       init(v_full[i], 1);
@@ -76,19 +79,44 @@ struct Keys {
 };
 
 // One warp. A weight of zero is not enough for values: 0 * NaN is NaN, and keys of other runs must have no effect.
-__device__ __forceinline__ void clear_unseen(unsigned char* rows, unsigned short const* seen) {
+__device__ __forceinline__ void clear_unseen(unsigned char* rows, unsigned const* seen) {
   constexpr int kPieces = kRowBytes / 16;
 #pragma unroll 1
   for (int i = threadIdx.x % 32; i < kKeys * kPieces; i += 32) {
     int const key = i / kPieces, piece = i % kPieces;
-    if (!(seen[key / kGroup] >> key % kGroup & 1))
+    if (!(seen[key / (2 * kGroup)] >> key % (2 * kGroup) & 1))
       *reinterpret_cast<uint4*>(rows + piece / 8 * kKeys * kSwizzle + key * kSwizzle + piece % 8 * 16) = {};
   }
   fence_shared_writes();
   __syncwarp();
 }
 
-// One warp. load_queries: what its first lane does once the counts of blocks are known. kClearKeys: hidden keys are cleared
+// All threads: this warp's rows; `firsts` tells them to the producer.
+__device__ __forceinline__ WarpRows take_rows(Problem const& p, Work const& work, int (&firsts)[4 * kWarpgroups]) {
+  int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0) - 4;
+  if (warp < 0) return {0, 0};
+  WarpRows const rows = rows_of(p, work, warp);
+  if (threadIdx.x % 32 == 0) firsts[warp] = rows.count > 0 ? rows.first : -1;
+  return rows;
+}
+
+// One warp. A warp without rows, of a warpgroup with some, gets those of the warp before: finite where those are.
+__device__ __forceinline__ void load_rows(unsigned char (&rows)[kWarpgroups][kRows * kRowBytes], TensorMap const& map,
+                                          int const (&firsts)[4 * kWarpgroups], int active, Barrier& full, Work const& work) {
+  int const lane = threadIdx.x % 32;
+  if (lane == 0) expect(full, active * kRows * kRowBytes);
+  __syncwarp();
+  for (int i = lane; i < active * 4 * kColumnBlocks; i += 32) {
+    int const warp = i / kColumnBlocks, c = i % kColumnBlocks;
+    int given = warp;
+    while (firsts[given] < 0) given--;
+    load_box(rows[warp / 4] + c * kRows * kSwizzle + warp % 4 * kGroup * kSwizzle, map, full, c * kAtomColumns, firsts[given],
+             work.head, work.batch);
+  }
+  __syncwarp();
+}
+
+// One warp. load_queries: what it does once the counts of blocks are known. kClearKeys: hidden keys are cleared
 // too, for kernels that multiply by them (and not only by values).
 template <bool kClearKeys, class LoadQueries>
 __device__ __forceinline__ void produce(Problem const& p, KeyMaps const& maps, KeyStages& stages, KeyState& s, Work const& work, Keys const& keys,
@@ -103,8 +131,8 @@ __device__ __forceinline__ void produce(Problem const& p, KeyMaps const& maps, K
     s.blocks = walk.blocks;
     s.rest_blocks = walk.rest_blocks;
     arrive(s.counted);
-    load_queries();
   }
+  load_queries();
   int j = 0;
   walk.whole([&](int token) {
     int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
@@ -124,58 +152,51 @@ __device__ __forceinline__ void produce(Problem const& p, KeyMaps const& maps, K
   });
   // Lane i loads column block i % kColumnBlocks of group i / kColumnBlocks.
   constexpr int kGroups = kKeys / kGroup;
-  int const first = j;
-  int token = 0;
-  unsigned seen = 0;
-  unsigned char const* flags = nullptr;
-  walk.rest(
-      [&](int g, Packed const& packed) {
-        if (g == lane / kColumnBlocks) token = packed.first;
-        if (g == lane) {
-          seen = (1u << packed.to) - (1u << packed.from);
-          flags = keys.flags(packed.run);
-          if (flags != nullptr) flags += packed.first;
-        }
-      },
-      [&] {
-        int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
-        if (flags != nullptr) {
 #pragma unroll 1
-          for (int i = 0; i < kGroup; i++)
-            if ((seen >> i & 1) && !flags[i]) seen &= ~(1u << i);
-        }
-        int const c = lane % kColumnBlocks, g = lane / kColumnBlocks;
-        int const to = c * kKeys * kSwizzle + g * kGroup * kSwizzle;
-        auto const load = [&](unsigned char* rows, TensorMap const& map, Barrier& full) {
-          if (leader) expect(full, kKeys * kRowBytes);
-          __syncwarp();
-          if (g < kGroups) load_box(rows + to, map, full, c * kAtomColumns, token, kv_head, work.batch);
-          __syncwarp();
-          if (leader) arrive(full);
-        };
-        bool const clear_keys = kClearKeys && foreign;
-        wait(s.k_empty[stage], parity);
-        // The lane that arrives writes them: an arrival orders the writes of its own thread.
-#pragma unroll 1
-        for (int i = 0; i < kGroups; i++) {
-          unsigned const of_group = __shfl_sync(~0u, seen, i);
-          if (leader) s.seen[stage][i] = static_cast<unsigned short>(of_group);
-        }
-        load(stages.k[stage], maps.k_group, clear_keys ? s.v_loaded : s.k_full[stage]);
-        if (clear_keys) {
-          wait(s.v_loaded, 0);
-          clear_unseen(stages.k[stage], s.seen[stage]);
-          if (leader) arrive(s.k_full[stage]);
-        }
-        wait(s.v_empty[stage], parity);
-        load(stages.v[stage], maps.v_group, foreign ? s.v_loaded : s.v_full[stage]);
-        if (foreign) {
-          wait(s.v_loaded, kClearKeys ? 1 : (j - first) % 2);
-          clear_unseen(stages.v[stage], s.seen[stage]);
-          if (leader) arrive(s.v_full[stage]);
-        }
-        j++;
-      });
+  for (int r = 0; r < walk.rest_blocks; r++, j++) {
+    int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
+    ListedGroup const mine = s.list.take(r);
+    int const c = lane % kColumnBlocks, g = lane / kColumnBlocks, token = __shfl_sync(~0u, mine.token, g);
+    int const to = c * kKeys * kSwizzle + g * kGroup * kSwizzle;
+    auto const load = [&](unsigned char* rows, TensorMap const& map, Barrier& full) {
+      if (leader) expect(full, kKeys * kRowBytes);
+      __syncwarp();
+      if (g < kGroups) load_box(rows + to, map, full, c * kAtomColumns, token, kv_head, work.batch);
+      __syncwarp();
+      if (leader) arrive(full);
+    };
+    bool const clear_keys = kClearKeys && foreign;
+    unsigned words[(kGroups + 1) / 2];
+#pragma unroll
+    for (int i = 0; i < (kGroups + 1) / 2; i++)
+      words[i] = __shfl_sync(~0u, mine.seen, 2 * i) | __shfl_sync(~0u, mine.seen, 2 * i + 1) << kGroup;
+    wait(s.k_empty[stage], parity);
+    // The lane that arrives writes them: an arrival orders the writes of its own thread.
+    if (leader) {
+#pragma unroll
+      for (int i = 0; i < (kGroups + 1) / 2; i++) s.seen[stage][i] = words[i];
+    }
+    load(stages.k[stage], maps.k_group, clear_keys ? s.v_loaded : s.k_full[stage]);
+    if (clear_keys) {
+      wait(s.v_loaded, 0);
+      clear_unseen(stages.k[stage], s.seen[stage]);
+      if (leader) arrive(s.k_full[stage]);
+    }
+    wait(s.v_empty[stage], parity);
+    load(stages.v[stage], maps.v_group, foreign ? s.v_loaded : s.v_full[stage]);
+    if (foreign) {
+      wait(s.v_loaded, kClearKeys ? 1 : r % 2);
+      clear_unseen(stages.v[stage], s.seen[stage]);
+      if (leader) arrive(s.v_full[stage]);
+    }
+  }
+}
+
+// One warp, beside the one that loads.
+__device__ __forceinline__ void list_keys(KeyState& s, Keys const& keys) {
+  Walk<kKeys, Keys> walk(keys);
+  int block = 0;
+  s.list.fill(walk, [&](int run) { return keys.flags(run); }, block);
 }
 
 }  // namespace sta

@@ -10,7 +10,7 @@ struct Shared {
   KeyStages stages;
   KeyState keys;
   Barrier q_full;
-  int first[kWarpgroups];  // query row
+  int first[4 * kWarpgroups];  // query row of each warp, -1 without one
 };
 static_assert(offsetof(Shared, first) + sizeof(Shared::first) + 1023 <= kSharedBytes,
               "the host asks for kSharedBytes, of which up to 1023 align the struct");
@@ -129,9 +129,9 @@ struct Consumer {
     }
   }
 
-  // rows: that exist, from this warpgroup's first one on. out, lse: of that row.
+  // out, lse: of this warp's first row, of `rows` that exist.
   __device__ __forceinline__ void store(Element* out, long long stride, float* lse, int rows) {
-    int const row = lane / 32 * 16 + lane % 32 / 4;
+    int const row = lane % 32 / 4;
     float inverse[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {

@@ -113,23 +113,24 @@ __device__ __forceinline__ Runs box_of(Problem const& p, Work const& work) {
   return Runs(p.axis, span[0], span[1], span[2]);
 }
 
-// Up to 64 rows of queries; empty if the block has less to do.
-struct Unit {
-  int first, rows;
+// Query rows of a warp, at most kGroup of them, from `first` on. Rows of different runs are packed into one block.
+struct WarpRows {
+  int first, count;  // count <= 0: the block has less to do
 };
 
-__device__ __forceinline__ Unit unit_of(Problem const& p, Work const& work, int warpgroup) {
-  int index = work.block * kWarpgroups + warpgroup;
-  if (work.context >= 0) return {p.context_query[work.context] + index * kRows, p.context_rows[work.context] - index * kRows};
+// warp: among those that compute.
+__device__ __forceinline__ WarpRows rows_of(Problem const& p, Work const& work, int warp) {
+  int index = work.block * kWarpgroups * 4 + warp;
+  if (work.context >= 0) return {p.context_query[work.context] + index * kGroup, p.context_rows[work.context] - index * kGroup};
   Runs const runs = box_of<true>(p, work);
 #pragma unroll 1
   for (int a = 0; a < runs.count_t; a++) {
 #pragma unroll 1
     for (int b = 0; b < runs.count_h; b++) {
       Run const run = runs.at(a, b);
-      int const units = (run.length + kRows - 1) / kRows;
-      if (index < units) return {p.video_query + run.start + index * kRows, run.length - index * kRows};
-      index -= units;
+      int const groups = (run.length + kGroup - 1) / kGroup;
+      if (index < groups) return {p.video_query + run.start + index * kGroup, run.length - index * kGroup};
+      index -= groups;
     }
   }
   return {0, 0};

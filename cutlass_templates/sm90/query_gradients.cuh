@@ -7,7 +7,7 @@
 namespace sta {
 
 struct QueryGradientParameters {
-  TensorMap q, dout;  // boxes of kAtomColumns columns by kRows tokens
+  TensorMap q, dout;  // boxes of kAtomColumns columns by kGroup tokens
   KeyMaps keys;
   float2 const* statistics;  // [batch, heads, queries] of (lse * log2(e), dout . out)
   Output dq;
@@ -20,7 +20,7 @@ struct QueryShared {
   KeyStages stages;
   KeyState keys;
   Barrier q_full;
-  int first[kWarpgroups];  // query row
+  int first[4 * kWarpgroups];  // query row of each warp, -1 without one
 };
 static_assert(offsetof(QueryShared, first) + sizeof(QueryShared::first) + 1023 <= kSharedBytes);
 
@@ -107,9 +107,8 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   Problem const& problem = p.problem;
   Work const work = work_of(problem, blockIdx.x);
   int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  Unit const unit = warpgroup == 0 ? Unit{0, 0} : unit_of(problem, work, warpgroup - 1);
-  if (threadIdx.x % 128 == 0 && warpgroup > 0) s.first[warpgroup - 1] = unit.first;
-  int const active = __syncthreads_count(threadIdx.x % 128 == 0 && unit.rows > 0);
+  WarpRows const rows = take_rows(problem, work, s.first);
+  int const active = __syncthreads_count(threadIdx.x % 128 == 0 && rows.count > 0);
   if (active == 0) return;  // a group of smaller tiles needs fewer blocks
   if (threadIdx.x == 0) {
     init(s.q_full, 1);
@@ -121,26 +120,23 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   if (warpgroup == 0) {
     give_registers<kMany ? 32 : 24>();
     auto const load_queries = [&] {
-      expect(s.q_full, 2 * active * kRows * kRowBytes);
-      for (int w = 0; w < active; w++)
-        for (int c = 0; c < kColumnBlocks; c++) {
-          load_box(s.q[w] + c * kRows * kSwizzle, p.q, s.q_full, c * kAtomColumns, s.first[w], work.head, work.batch);
-          load_box(s.dout[w] + c * kRows * kSwizzle, p.dout, s.q_full, c * kAtomColumns, s.first[w], work.head, work.batch);
-        }
-      arrive(s.q_full);
+      load_rows(s.q, p.q, s.first, active, s.q_full, work);
+      load_rows(s.dout, p.dout, s.first, active, s.q_full, work);
+      if (threadIdx.x == 0) arrive(s.q_full);
     };
     if (threadIdx.x < 32) produce<true>(problem, p.keys, s.stages, s.keys, work, Keys(problem, work), load_queries);
+    else if (threadIdx.x < 64) list_keys(s.keys, Keys(problem, work));
     return;
   }
   take_registers<kMany ? 160 : 240>();
   int const id = warpgroup - 1;
   if (id >= active) return;
   QueryConsumer consumer{s, id, static_cast<int>(threadIdx.x) % 128, problem.scale};
-  int const row = consumer.lane / 32 * 16 + consumer.lane % 32 / 4;
-  long long const first = (static_cast<long long>(work.batch) * problem.heads + work.head) * problem.queries + unit.first;
+  int const row = consumer.lane % 32 / 4;
+  long long const first = (static_cast<long long>(work.batch) * problem.heads + work.head) * problem.queries + rows.first;
 #pragma unroll
   for (int r = 0; r < 2; r++)
-    consumer.statistics[r] = row + 8 * r < unit.rows ? p.statistics[first + row + 8 * r] : make_float2(kInfinity, 0.f);
+    consumer.statistics[r] = row + 8 * r < rows.count ? p.statistics[first + row + 8 * r] : make_float2(kInfinity, 0.f);
   wait(s.keys.counted, 0);
   int const blocks = __shfl_sync(~0u, s.keys.blocks, 0), all = blocks + __shfl_sync(~0u, s.keys.rest_blocks, 0);
   wait(s.q_full, 0);
@@ -148,6 +144,6 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   consumer.walk<true>(blocks, all);
   float const factor[2] = {p.softmax_scale, p.softmax_scale};
   sync_warpgroup(id);
-  store_rows<kRows>(s.q[id], consumer.lane, consumer.dq, factor, unit.rows,
-                    p.dq.row(work.batch, work.head, unit.first), p.dq.token);
+  store_rows<kRows>(s.q[id], consumer.lane, consumer.dq, factor, rows.count,
+                    p.dq.row(work.batch, work.head, rows.first), p.dq.token);
 }

@@ -1,6 +1,7 @@
 // The producer of the kernel whose thread blocks own keys: which queries see a block's keys, and their loads.
 #pragma once
 
+#include "sm90/group_list.cuh"
 #include "sm90/problem.cuh"
 #include "sm90/query_sum.cuh"
 
@@ -113,6 +114,7 @@ struct BackwardShared {
   alignas(1024) unsigned char dscores[kQuerySum ? 2 : 1][kQuerySum ? kBlockKeys * kSwizzle : 1024];  // [keys][queries]
   alignas(1024) float dq[kQuerySum ? kParts : 1][kQuerySum ? kBlockQueries * kPart : 256];
   float2 statistics[kStages][kBlockQueries];
+  GroupList<kGroups> list;
   Barrier keys_full, q_full[kStages], q_empty[kStages], dout_full[kStages], dout_empty[kStages], ds_full[2], ds_empty[2], loaded, counted;
   int steps;
   // Of each group of a step: its first row in [batch, heads, queries], and which of its rows count.
@@ -154,7 +156,7 @@ __device__ __forceinline__ void produce_queries(BackwardParameters const& parame
     arrive(s.keys_full);
   }
   long long const all_rows = static_cast<long long>(p.batch_heads) * p.queries;
-  int j = 0, loads = 0;
+  int j = 0, loads = 0, listed = 0;
 #pragma unroll 1
   for (int head = work.kv_head * share; head < (work.kv_head + 1) * share; head++) {
     long long const head_row = (static_cast<long long>(work.batch) * p.heads + head) * p.queries;
@@ -190,55 +192,57 @@ __device__ __forceinline__ void produce_queries(BackwardParameters const& parame
       __syncwarp();
       j++;
     });
-    long long row = 0, other = 0;
-    int token = 0;
-    unsigned seen = 0;  // lane g: of group g
-    walk.rest(
-        [&](int g, Packed const& packed) {
-          auto const row_of = [&](int i) {
-            return i >= packed.from && i < packed.to ? head_row + packed.first + i : -1ll;
-          };
-          if (g == lane / kGroup) row = row_of(lane % kGroup);
-          if (g == (lane + 32) / kGroup) other = row_of(lane % kGroup);
-          if (g == lane / kColumnBlocks) token = packed.first;
-          if (g == lane) seen = (1u << packed.to) - (1u << packed.from);
-        },
-        [&] {
-          int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
-          int const c = lane % kColumnBlocks, g = lane / kColumnBlocks;
-          auto const load = [&](unsigned char* rows, TensorMap const& map, Barrier& full) {
-            Barrier& loaded = walk.shorter ? s.loaded : full;
-            if (leader) expect(loaded, kBlockQueries * kRowBytes);
-            __syncwarp();
-            if (g < kGroups)
-              load_box(rows + c * kBlockQueries * kSwizzle + g * kGroup * kSwizzle, map, loaded, c * kAtomColumns, token, head, work.batch);
-            __syncwarp();
-            if (leader) arrive(loaded);
-            if (walk.shorter) {
-              wait(s.loaded, loads++ % 2);
-              for (int i = 0; i < kGroups; i++) clear_rows(rows, __shfl_sync(~0u, seen, i), i);
-              fence_shared_writes();
-              __syncwarp();
-              if (leader) arrive(full);
-            }
-          };
-          wait(s.q_empty[stage], parity);
-          for (int i = 0; i < kGroups; i++) {
-            unsigned const of_group = __shfl_sync(~0u, seen, i);
-            int const first = __shfl_sync(~0u, token, i * kColumnBlocks);
-            if (leader) {
-              s.row[j % kNoted][i] = head_row + first;
-              s.from[j % kNoted][i] = of_group == 0 ? 0 : __ffs(of_group) - 1;
-              s.to[j % kNoted][i] = 32 - __clz(of_group);
-            }
-          }
-          load_statistics(stage, row, other);
-          load(s.q[stage], parameters.q_group, s.q_full[stage]);
-          wait(s.dout_empty[stage], parity);
-          load(s.dout[stage], parameters.dout_group, s.dout_full[stage]);
-          j++;
-        });
+#pragma unroll 1
+    for (int r = 0; r < walk.rest_blocks; r++, j++) {
+      int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
+      ListedGroup const mine = s.list.take(listed++);
+      auto const row_of = [&](int i) {
+        int const first = __shfl_sync(~0u, mine.token, i / kGroup);
+        return __shfl_sync(~0u, mine.seen, i / kGroup) >> i % kGroup & 1 ? head_row + first + i % kGroup : -1ll;
+      };
+      long long const row = row_of(lane), other = row_of(lane + 32);
+      int const c = lane % kColumnBlocks, g = lane / kColumnBlocks, token = __shfl_sync(~0u, mine.token, g);
+      auto const load = [&](unsigned char* rows, TensorMap const& map, Barrier& full) {
+        Barrier& loaded = walk.shorter ? s.loaded : full;
+        if (leader) expect(loaded, kBlockQueries * kRowBytes);
+        __syncwarp();
+        if (g < kGroups)
+          load_box(rows + c * kBlockQueries * kSwizzle + g * kGroup * kSwizzle, map, loaded, c * kAtomColumns, token, head, work.batch);
+        __syncwarp();
+        if (leader) arrive(loaded);
+        if (walk.shorter) {
+          wait(s.loaded, loads++ % 2);
+          for (int i = 0; i < kGroups; i++) clear_rows(rows, __shfl_sync(~0u, mine.seen, i), i);
+          fence_shared_writes();
+          __syncwarp();
+          if (leader) arrive(full);
+        }
+      };
+      wait(s.q_empty[stage], parity);
+      load_statistics(stage, row, other);
+      for (int i = 0; i < kGroups; i++) {
+        unsigned const of_group = __shfl_sync(~0u, mine.seen, i);
+        int const first = __shfl_sync(~0u, mine.token, i);
+        if (leader) {
+          s.row[j % kNoted][i] = head_row + first;
+          s.from[j % kNoted][i] = of_group == 0 ? 0 : __ffs(of_group) - 1;
+          s.to[j % kNoted][i] = 32 - __clz(of_group);
+        }
+      }
+      load(s.q[stage], parameters.q_group, s.q_full[stage]);
+      wait(s.dout_empty[stage], parity);
+      load(s.dout[stage], parameters.dout_group, s.dout_full[stage]);
+    }
   }
+}
+
+// One warp, beside the one that loads.
+__device__ __forceinline__ void list_queries(BackwardParameters const& parameters, BackwardShared& s, KeyWork const& work) {
+  Queries const queries(parameters.problem, work);
+  Walk<kBlockQueries, Queries> walk(queries);
+  int block = 0;
+  for (int i = 0; i < parameters.problem.heads / parameters.kv_heads; i++)
+    s.list.fill(walk, [](int) { return static_cast<unsigned char const*>(nullptr); }, block);
 }
 
 }  // namespace sta

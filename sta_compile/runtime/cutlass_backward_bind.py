@@ -49,7 +49,7 @@ def _query_gradients(
     blocks = thread_blocks(m, geometry, tensors.may_be_dense)
     arguments = Arguments(
         QUERY_GRADIENTS,
-        _maps(spec, tensors, q=QUERY_UNIT, dout=QUERY_UNIT, k=n, v=n, k_group=GROUP, v_group=GROUP),
+        _maps(spec, tensors, q=GROUP, dout=GROUP, k=n, v=n, k_group=GROUP, v_group=GROUP),
         pointers_of(FIELDS, ("statistics", "statistics"), ("dq.data", "dq")),
         {
             **strides("dq", tensors.dq),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..codegen.cutlass_blocks import GROUP, QUERY_UNIT
+from ..codegen.cutlass_blocks import GROUP
 from ..codegen.cutlass_layout import FORWARD, POINTERS
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
@@ -33,7 +33,7 @@ def bind_forward(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: 
     batch, heads, *_ = q.shape
     m, n = spec.blocks.m, spec.blocks.n
     blocks = thread_blocks(m, geometry, tensors.may_be_dense)
-    boxes = ((0, q, QUERY_UNIT), (1, k, n), (2, v, n), (1, k, GROUP), (2, v, GROUP))
+    boxes = ((0, q, GROUP), (1, k, n), (2, v, n), (1, k, GROUP), (2, v, GROUP))
     arguments = Arguments(
         FORWARD,
         [(index, map_of(x, spec.dtype, rows)) for index, x, rows in boxes],

@@ -7,7 +7,7 @@ from math import log2
 
 from torch import Tensor
 
-from ..codegen.cutlass_blocks import QUERY_UNIT
+from ..codegen.cutlass_blocks import GROUP
 from ..codegen.cutlass_layout import CONTEXTS
 from ..ir.geometry import Geometry
 from ..ir.window_groups import group_blocks, groups_of
@@ -22,7 +22,7 @@ def thread_blocks(rows: int, geometry: Geometry, may_be_dense: bool) -> tuple[in
     may_be_dense: some samples may see the whole video; a sample whose video_mask hides keys does.
     """
     tiling = geometry.tiling
-    video = group_blocks(tiling, geometry.window, QUERY_UNIT, rows // QUERY_UNIT).video
+    video = group_blocks(tiling, geometry.window, GROUP, rows // GROUP).video
     if may_be_dense:  # then the video is one run of rows
         video = max(video, -(-tiling.tokens // rows))
     return sum(-(-length // rows) for _, length in geometry.context_queries), video
@@ -40,7 +40,7 @@ def problem_values(
 ) -> Values:
     """rows: query rows of a thread block. blocks: of all contexts and of the video, of one head."""
     tiling, window = geometry.tiling, geometry.window
-    grouped = group_blocks(tiling, window, QUERY_UNIT, rows // QUERY_UNIT)
+    grouped = group_blocks(tiling, window, GROUP, rows // GROUP)
     contexts, video = blocks
     keys, queries = list(geometry.contexts), list(geometry.context_queries)
     unused = [0] * (CONTEXTS - len(keys))

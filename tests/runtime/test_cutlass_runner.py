@@ -164,7 +164,7 @@ def test_tensor_maps(driver, token_major):
     tensors, geometry = problem(token_major=token_major)
     started(driver, tensors, geometry)(tensors)
     n = SPEC.blocks.n
-    boxes = [(tensors.q, 64), (tensors.k, n), (tensors.v, n), (tensors.k, 16), (tensors.v, 16)]
+    boxes = [(tensors.q, 16), (tensors.k, n), (tensors.v, n), (tensors.k, 16), (tensors.v, 16)]
     for made, (x, rows) in zip(driver.maps, boxes, strict=True):
         kind, rank, address, sizes, strides, box, steps, *how = made
         assert repr(kind) == "CU_TENSOR_MAP_DATA_TYPE_FLOAT16"
