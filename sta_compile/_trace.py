@@ -10,14 +10,16 @@ so is what Dynamo notes about shapes (automatic dynamic) and its counters.
 
 Private torch APIs, tested on 2.11 and 2.13: GraphModule.compile_subgraph_reason, register_bytecode_hook, cache entries
 (_debug_get_cache_entry_list, reset_code, ExtraState.invalidate), pgo._CODE_STATE, utils.counters, the number of a frame
-(convert_frame.FRAME_COUNTER, CompileContext.current_compile_id), fake_tensor.CONSTANT_NUMEL_LIMIT.
+(convert_frame.FRAME_COUNTER, CompileContext.current_compile_id), fake_tensor.CONSTANT_NUMEL_LIMIT, real_stack of an error.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import types
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,6 +54,48 @@ def trace(
                 if isinstance(error.inner_exception, _Finished):
                     return
                 raise error.inner_exception from error
+
+
+def trace_quietly(
+    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], visit: Visit
+) -> str:
+    """Calls `visit` for the one graph that the call makes; returns why and where it breaks, "" if it doesn't.
+
+    What changes nothing (print, logging, a graph break that was asked for) breaks no graph here, for nothing is run.
+    """
+    settings: dict[str, Any] = {"capture_scalar_outputs": True}
+    for name in ("ignore_logging_functions", "ignore_logger_methods"):  # the second in torch 2.11
+        if hasattr(torch._dynamo.config, name):
+            settings[name] = {*getattr(torch._dynamo.config, name), *_WITHOUT_EFFECT}
+            break
+    try:
+        with torch._dynamo.config.patch(settings):
+            trace(model, args, kwargs, visit, fullgraph=True)
+    except torch._dynamo.exc.TorchDynamoException as error:
+        return _first_line(error) + _place_of(error)
+    return ""
+
+
+_WITHOUT_EFFECT = (
+    print,
+    warnings.warn,
+    torch._dynamo.graph_break,
+    *(
+        getattr(owner, name)
+        for owner in (logging.Logger, logging)
+        for name in ("debug", "info", "warning", "error", "exception", "critical", "log")
+    ),
+)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _place_of(error: Any) -> str:
+    """Where in the user's code Dynamo was, if it says so."""
+    stack = list(getattr(error, "real_stack", None) or ())
+    return f", at {stack[-1].filename}:{stack[-1].lineno}" if stack else ""
 
 
 @contextmanager

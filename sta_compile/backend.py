@@ -39,7 +39,7 @@ def sta(
     from ._guards import install_config_guard, install_convention_guard, install_grids_guard
     from .analysis.operator_limits import ONE_BODY
     from .call_grids import declared_tokens
-    from .pipeline import NOTHING_FOUND
+    from .pipeline import CALL_SDPA, NOTHING_FOUND
     from .regions import RegionsHideTokens
     from .report import record
     from .rewriting.add_input import example_of, take_over
@@ -56,6 +56,9 @@ def sta(
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if call is not None and report.lacks_grid and call.ask_prefix():
         gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
+    if call is not None and report.lacks_grid and call.broken:
+        call.lacks_grid = True
+        report.say_why_no_grid(*call.why_no_grid())
     if call is not None and call.in_regions:
         hidden = [site for site in report.refused if site.reason == ONE_BODY.reason]
         if hidden:
@@ -76,6 +79,12 @@ def sta(
     if report.reason in NOTHING_FOUND and not _torch.is_whole_forward():
         report.reason = "this graph is a part of the model, and has no attention over video tokens"
         report.hint = "compile by sta_compile.compile(model), which keeps the model whole, or tells its parts what they need"
+        if call is not None:
+            report.hint = "nothing to do"
+    elif report.reason in NOTHING_FOUND and call is not None:
+        report.hint = (
+            f"nothing to do if another graph of the model has it; if none has, {CALL_SDPA}"
+        )
     record(report)
     warn_once.say(report, model, silent=at_break or call is not None)
     compiled = _torch.compile_with_inductor(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -140,6 +140,7 @@ class CompiledModel:
         self._compiled = compile(self._eager, fullgraph)
         self._with_tables = compile(CallWithTables(self._eager).__call__, fullgraph)
         self.fullgraph = fullgraph
+        self.watches = False  # is what comes before the blocks noted in each call?
         self.state = PythonState(model, compile)
 
     def undo(self) -> None:
@@ -154,6 +155,8 @@ class CompiledModel:
         with _capture_sizes(), calling(self.model, scheduler, self.prefix, args, kwargs) as call:
             call.settle_noise(str(self.options.get("timestep", "auto")))
             out = self._run(call, args, kwargs)
+            if call.lacks_grid and call.may_watch:
+                self.watches = self.state.blocks_alone = True
             if not self.fullgraph and self.state.count(call.compiles > 0, args, kwargs):
                 log.info(
                     "%s is compiled in each call; now its blocks are, alone",
@@ -163,9 +166,14 @@ class CompiledModel:
 
     def _run(self, call: ModelCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         hooks = self.state.hooks()
+        call.may_watch = (
+            bool(self.prefix.blocks) and self.state.inside_blocks(hooks) and not self.fullgraph
+        )
         if hooks or self.state.blocks_alone:
             run = self._eager if self.state.blocks_alone else self._compiled
-            with self.state.apart(hooks):
+            call.watched = self.watches and call.may_watch
+            watch = self.prefix.watched(call.state_grids) if call.watched else nullcontext()
+            with self.state.apart(hooks), watch:
                 return run(*args, **kwargs)
         if not self.regions.enabled:
             return self._call(call, args, kwargs)

@@ -22,7 +22,9 @@ from typing import Any
 import torch
 
 from . import _torch
+from ._callers import called_from_python
 from .analysis.first_call import largest_value
+from .analysis.hints import DECLARE
 from .call_grids import sequences_given
 from .ir.known_tokens import OtherSequence, Segments, agreed
 from .ir.noise_level import Convention
@@ -74,6 +76,11 @@ class ModelCall:
         self._dense: dict[Any, torch.Tensor] = {}
         self.compiles = 0  # graphs that were compiled in this call
         self.in_regions = False  # are blocks nested regions, which may be given up?
+        self.broken = ""  # why Dynamo can't see what comes before the blocks
+        self.may_watch = False  # may that be noted while it runs, in later calls?
+        self.watched = False  # is it, in this one?
+        self.lacks_grid = False
+        self._blind = False
 
     def grids(self, declared: int = 0) -> Grids:
         """None: two grids have as many tokens, or a grid and a sequence that is none.
@@ -87,6 +94,8 @@ class ModelCall:
 
     def state_grids(self, grids: Mapping[int, Segments | None]) -> None:
         """A graph that has just run proves these."""
+        if self._blind:
+            return
         for tokens, segments in grids.items():
             self._grids[tokens] = agreed(self._grids.get(tokens, segments), segments)
 
@@ -97,12 +106,40 @@ class ModelCall:
         counts = (s.tokens(args, outputs, self._grids) for s in sequences)
         self.beside |= frozenset(n for n in counts if n is not None)
 
+    def look(self) -> None:
+        """Forgets what earlier graphs have stated if code that no graph holds has run since, and may have moved tokens.
+
+        For a graph that is being compiled: what its caller does is Python where Dynamo has given that up.
+        """
+        if self.watched or not self._grids or not called_from_python(self.model):
+            return
+        self.ask_prefix()
+        if self.broken:
+            self._blind = True
+            self._grids.clear()
+
     def ask_prefix(self) -> bool:
         """Some graph needs a grid that it does not show; False if the part before the blocks shows none either."""
         self._prefix.needed = True
-        found = self._prefix.grids(self._args, self._kwargs)
-        self.state_grids(found)
-        return bool(found)
+        before = self._prefix.before_blocks(self._args, self._kwargs)
+        self.broken = before.broken
+        self.state_grids(before.grids)
+        return bool(before.grids)
+
+    def why_no_grid(self) -> tuple[str, str]:
+        """Why the part before the blocks gives no grid, and what to do about it."""
+        if self.watched:
+            return (
+                "what ran before the blocks does not show it either",
+                f"if they are video, {DECLARE}",
+            )
+        cause = f"what comes before the blocks can't be captured ({self.broken})"
+        if self.may_watch:
+            return cause, "nothing to do: it is noted while it runs, from the next call on"
+        return (
+            cause,
+            f"move what breaks the graph out of forward, or behind the blocks; or {DECLARE}",
+        )
 
     def settle_noise(self, option: str) -> None:
         """Asks the scheduler for the noise convention while it is not known; option: what option `timestep` says.

@@ -52,6 +52,7 @@ NOTHING_FOUND = (
     "its attention is not self-attention over video tokens",
     "it has no attention in this graph",
 )
+CALL_SDPA = "call attention through torch.nn.functional.scaled_dot_product_attention"
 
 
 def rewrite(
@@ -166,8 +167,11 @@ def _rewrite(
 
 def _known_of_call(gm: torch.fx.GraphModule, call: ModelCall | None, settings: Settings) -> Asked:
     """Of a graph with attention only: others need not be compiled again where something else is known."""
-    grids = {} if call is None else dict(call.grids(declared_tokens(settings)))
-    return Asked(grids if grids and find_attention(GraphView(gm)) else {})
+    declared = declared_tokens(settings)
+    if call is None or not call.grids(declared) or not find_attention(GraphView(gm)):
+        return Asked({})
+    call.look()
+    return Asked(dict(call.grids(declared)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +218,7 @@ def _nothing(sites: int, refused: Sequence[Refusal]) -> tuple[str, str]:
     return (
         NOTHING_FOUND[1],
         "if the model has attention, a graph break or a custom operator hides it: compile by sta_compile.compile(model), "
-        "and call attention through torch.nn.functional.scaled_dot_product_attention",
+        f"and {CALL_SDPA}",
     )
 
 

@@ -5,7 +5,10 @@ the frame with the patch embed, and a block's graph shows a number of tokens onl
 by itself, once for each shape of the model's inputs:
 
     Wan, latent [1, 16, 9, 60, 104] -> the first block is called with [1, 14040, 1536] tokens of a 9x30x52 grid
-    grids_before_blocks(model, args, kwargs)  ->  {14040: ((14040, (9, 30, 52)),)}
+    grids_before_blocks(model, args, kwargs).grids  ->  {14040: ((14040, (9, 30, 52)),)}
+
+If that part breaks a graph nothing is traced, and what broke it is kept for the report. Its operators are then noted while
+they run (`watched`), from the next call on.
 
 What is traced is a skeleton: the same modules without hooks and without data, so that nothing runs, moves or is read.
 Linear layers of any kind (quantised, with adapters) stand for plain ones.
@@ -16,7 +19,9 @@ from __future__ import annotations
 import inspect
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,8 +30,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from .ir.known_tokens import Segments
+from .ir.known_tokens import Known, Segments
 from .regions import repeated_blocks
+from .rewriting.python_indexing import index_in_python
 
 log = logging.getLogger(__name__)
 
@@ -37,47 +43,63 @@ _MAIN_SHARE = 0.2
 _MANY_SHAPES = 256
 
 
+@dataclass(frozen=True)
+class BeforeBlocks:
+    """What a model does before its blocks. grids: by the number of tokens. broken: why it can't be traced, and where."""
+
+    grids: Known
+    broken: str = ""
+
+
 class Prefix:
-    """The part of one model before its blocks: grids by shapes of the inputs. needed: has any graph asked?"""
+    """The part of one model before its blocks, by shapes of the inputs. needed: has any graph asked?"""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.needed = False
-        self._grids: OrderedDict[Any, dict[int, Segments | None]] = OrderedDict()
+        self.blocks = _main_blocks(model)
+        self._found: OrderedDict[Any, BeforeBlocks] = OrderedDict()
+        self._seen: OrderedDict[str, Known] = OrderedDict()
 
-    def grids(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, Segments | None]:
-        """What is known of token counts for inputs of these shapes; traced once."""
+    def before_blocks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BeforeBlocks:
+        """What is known for inputs of these shapes; traced once."""
         key = key_of(args, kwargs)
-        if key not in self._grids:
-            self._grids[key] = grids_before_blocks(self.model, args, kwargs)
-            while len(self._grids) > _MANY_SHAPES:
-                self._grids.popitem(last=False)
-        return self._grids[key]
+        if key not in self._found:
+            self._found[key] = grids_before_blocks(self.model, args, kwargs)
+            _limit(self._found)
+        return self._found[key]
+
+    @contextmanager
+    def watched(self, tell: Callable[[Known], None]) -> Iterator[None]:
+        """Runs the part before the blocks with a watch on it, and tells what that proves when the first block is called."""
+        from ._watch import watching
+
+        def reached(gm: torch.fx.GraphModule) -> None:
+            inputs = (
+                n.meta["example_value"].shape for n in gm.graph.nodes if n.op == "placeholder"
+            )
+            key = f"{tuple(map(tuple, inputs))} {gm.graph}"
+            if key not in self._seen:
+                index_in_python(gm)
+                self._seen[key] = _proved(gm)
+                _limit(self._seen)
+            tell(self._seen[key])
+
+        with watching(self.blocks, reached):
+            yield
 
 
 def grids_before_blocks(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[int, Segments | None]:
-    """What the part before the blocks proves of token counts (None: several sequences have as many); empty where it can't be
-    traced."""
-    from ._trace import trace
-    from .analysis.graph_view import GraphView, fake_value
-    from .analysis.infer_grid import GridInference
-    from .analysis.trace_dims import trace_dims
-    from .call_grids import other_sequences, state_grids
+) -> BeforeBlocks:
+    """What the part before the blocks proves of token counts, if it can be traced."""
+    from ._trace import trace_quietly
 
     found: dict[int, Segments | None] = {}
+    broken = ""
 
     def visit(gm: torch.fx.GraphModule, _: Sequence[Any]) -> None:
-        inference = GridInference(trace_dims(GraphView(gm)))
-        found.update(state_grids(gm, inference))
-        nodes = gm.graph.nodes
-        args = [fake_value(n) for n in nodes if n.op == "placeholder"]
-        outputs = [fake_value(n) for n in next(iter(reversed(nodes))).args[0]]
-        for sequence in other_sequences(inference):
-            tokens = sequence.tokens(args, outputs, found)
-            if tokens in found:
-                found[tokens] = None
+        found.update(_proved(gm))
 
     try:
         given: Any = (tuple(args), dict(kwargs))
@@ -87,11 +109,36 @@ def grids_before_blocks(
             args, kwargs = tree_map_only(Tensor, skeleton.like, given)
             whole = _Until(skeleton.of(model))
         with torch.no_grad():
-            trace(whole, args, kwargs, visit, fullgraph=True)
+            broken = trace_quietly(whole, args, kwargs, visit)
     except Exception as error:  # a model that can't be traced shows no grid, whatever the cause
-        reason = str(error).strip().partition("\n")[0]
-        log.info("what %s does before its blocks can't be traced: %s", type(model).__name__, reason)
+        broken = str(error).strip().partition("\n")[0] or type(error).__name__
+    if broken:
+        log.info("what %s does before its blocks can't be traced: %s", type(model).__name__, broken)
+    return BeforeBlocks(found, broken)
+
+
+def _proved(gm: torch.fx.GraphModule) -> dict[int, Segments | None]:
+    """What a graph shows of the tokens that leave it; None: several sequences have as many."""
+    from .analysis.graph_view import GraphView, fake_value
+    from .analysis.infer_grid import GridInference
+    from .analysis.trace_dims import trace_dims
+    from .call_grids import other_sequences, state_grids
+
+    inference = GridInference(trace_dims(GraphView(gm)))
+    found: dict[int, Segments | None] = dict(state_grids(gm, inference))
+    nodes = gm.graph.nodes
+    args = [fake_value(n) for n in nodes if n.op == "placeholder"]
+    outputs = [fake_value(n) for n in next(iter(reversed(nodes))).args[0]]
+    for sequence in other_sequences(inference):
+        tokens = sequence.tokens(args, outputs, found)
+        if tokens in found:
+            found[tokens] = None
     return found
+
+
+def _limit(kept: OrderedDict[Any, Any]) -> None:
+    while len(kept) > _MANY_SHAPES:
+        kept.popitem(last=False)
 
 
 def key_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

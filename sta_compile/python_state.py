@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from . import config
+from ._watch import aside
 from .prefix import key_of
 from .regions import repeated_blocks
 from .shared_scope import SharedScope
@@ -61,6 +62,17 @@ class PythonState:
                 ]
         return found
 
+    def inside_blocks(self, hooks: Sequence[Any]) -> bool:
+        """Are these hooks of blocks, or of what blocks hold?"""
+        registries = [
+            module.__dict__["_diffusers_hook"]
+            for block in self._blocks
+            for module in block.modules()
+            if "_diffusers_hook" in module.__dict__
+        ]
+        inside = {id(ref) for registry in registries for ref in registry._fn_refs}
+        return all(id(ref) in inside for ref in hooks)
+
     def count(self, compiled: bool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Told of each call whether it compiled anything. True, once, where that has no end: blocks are alone then."""
         if not compiled:
@@ -96,7 +108,8 @@ class PythonState:
         for block in self._blocks:
             if block._compiled_call_impl is None:
                 if block not in self._compiled_blocks:
-                    self._compiled_blocks[block] = self._compile(block._call_impl)
+                    compiled = self._compile(block._call_impl)
+                    self._compiled_blocks[block] = _unwatched(block, compiled)
                 self._change(block, _compiled_call_impl=self._compiled_blocks[block])
 
     def _change(self, owner: Any, **fields: Any) -> None:
@@ -109,3 +122,11 @@ class PythonState:
             owner, fields = self._changed.pop()
             for name, value in fields.items():
                 setattr(owner, name, value)
+
+
+def _unwatched(block: nn.Module, compiled: Forward) -> Forward:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with aside(block, args, kwargs):
+            return compiled(*args, **kwargs)
+
+    return run

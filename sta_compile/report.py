@@ -117,6 +117,16 @@ class Report:
             for site in self.replaced
         ]
 
+    def say_why_no_grid(self, cause: str, hint: str) -> None:
+        """Names what hides the grid of attentions that have none; hint: what to do about it."""
+        unknown = [site for site in self.refused if not site.grid_known]
+        if self.reason in [site.reason for site in unknown]:
+            self.reason, self.hint = f"{self.reason}; {cause}", hint
+        self.refused = [
+            replace(site, reason=f"{site.reason}; {cause}", hint=hint) if site in unknown else site
+            for site in self.refused
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe: lists, dicts, text and numbers."""
         values: dict[str, Any] = _plain(asdict(self))
