@@ -14,11 +14,14 @@ import ast
 import json
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 from .errors import StaError
 from .option_values import triple
+
+T = TypeVar("T")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +33,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except StaError as error:
         print(f"sta_compile: {error}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "diffusers":
+            raise
+        print(
+            "sta_compile: this command needs diffusers; run pip install diffusers", file=sys.stderr
+        )
+        return 2
     return code
+
+
+def _read(option: str, text: str, reader: Callable[[str], T], takes: str) -> T:
+    try:
+        return reader(text)
+    except (ValueError, TypeError) as error:
+        raise StaError(f"{option} {text} is not {takes}; pass that") from error
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(each) for each in text.split(",")]
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -45,9 +73,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("model", help="a diffusers class, for example WanTransformer3DModel")
     explain.add_argument(
-        "--size", default="81x720x1280", help="video in pixels, FRAMESxHEIGHTxWIDTH"
+        "--size",
+        default="81x720x1280",
+        help="video in pixels, FRAMESxHEIGHTxWIDTH; of an image the frames don't matter",
     )
-    explain.add_argument("--batch", type=int, default=1)
+    explain.add_argument("--batch", default="1")
+    explain.add_argument(
+        "--mode", default="", help="of a class that docs/coverage.md has in several, a part of one"
+    )
     explain.add_argument(
         "--config",
         nargs="*",
@@ -111,30 +144,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    import torch
+    from .known_classes import explain_class
 
-    from .explanation import explain
-    from .video_models import build, first_timestep, latent_of, make_inputs, without_weights
-
-    try:
-        size = triple(args.size)
-        timesteps = args.timesteps and [float(each) for each in args.timesteps.split(",")]
-    except ValueError as error:
-        raise StaError(
-            f"{error}; pass --size as FRAMESxHEIGHTxWIDTH (81x720x1280), --timesteps as numbers "
-            "between commas"
-        ) from error
-    options = dict(map(_pair, args.option))
-    config = {key: _literal(text) for key, text in map(_pair, args.config)}
-    latent = latent_of(args.model, *size)
-    with without_weights(args.model) as device:
-        model = build(args.model, config, device=device)
-        inputs = make_inputs(model, latent, batch=args.batch, device=device)
-    with torch.no_grad():
-        found = explain(model, options=options, timesteps=timesteps or None, fullgraph=True)(
-            **inputs
+    size = _read(
+        "--size", args.size, triple, "a video in pixels: FRAMESxHEIGHTxWIDTH, such as 81x720x1280"
+    )
+    steps = None
+    if args.timesteps is not None:
+        steps = _read(
+            "--timesteps", args.timesteps, _numbers, "numbers between commas, such as 999,900,700"
         )
-    found = found.knowing_noise(model, first_timestep(args.model))
+    batch = _read("--batch", args.batch, _positive, "a whole number from 1 on")
+    found = explain_class(
+        args.model,
+        size,
+        batch=batch,
+        mode=args.mode,
+        config={key: _literal(text) for key, text in map(_pair, args.config)},
+        options=dict(map(_pair, args.option)),
+        timesteps=steps,
+    )
     _show(found.to_dict() if args.json else found, args.json)
     return 0 if found.replaced else 1
 
@@ -181,6 +210,11 @@ def _options(args: argparse.Namespace) -> int:
 def _coverage(args: argparse.Namespace) -> int:
     from .coverage.run import run, write
 
+    for path in (args.json, args.markdown):
+        if path is not None and not Path(path).parent.is_dir():
+            raise StaError(
+                f"{path} can't be written: there is no folder {Path(path).parent}; make it"
+            )
     results = run(args.only)
     write(results, args.json, args.markdown)
     return 0 if all(result.complete for result in results) else 1

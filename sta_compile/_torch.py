@@ -2,7 +2,7 @@
 
 | API | torch |
 | --- | --- |
-| `torch._inductor.compile_fx.compile_fx`, `torch._inductor.list_mode_options` | 2.11, 2.13 |
+| `torch._inductor.compile_fx.compile_fx` | 2.11, 2.13 |
 | higher-order operator calls (`tag_activation_checkpoint`, `invoke_subgraph`, `wrap`) in Dynamo graphs | 2.11, 2.13 |
 | `torch._guards.TracingContext`, `CompileContext` | 2.11, 2.13 |
 | `torch._inductor.custom_graph_pass.CustomGraphPass` | 2.11, 2.13 |
@@ -327,15 +327,14 @@ def compile_with_inductor(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     *,
-    mode: str | None,
     patches: Mapping[str, Any],
     tag: str,
 ) -> Callable[..., Any]:
     """`compile_fx` with inductor options, and with `tag` in the key of its caches."""
-    from torch._inductor import config, list_mode_options
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    merged = {**(list_mode_options(mode) if mode else {}), **patches}
+    merged = dict(patches)
     mine = _cache_tag_pass(tag)
     before = merged.get("post_grad_custom_pre_pass", config.post_grad_custom_pre_pass)
     merged["post_grad_custom_pre_pass"] = mine if before is None else _both(mine, before)

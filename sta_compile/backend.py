@@ -33,8 +33,20 @@ def sta(
 
     mode: as for inductor ("reduce-overhead", ...); "max-autotune" measures attention kernels too. options: sta_compile's
     and inductor's in one dict.
-    Raises StaError for a user's mistake in the options.
+    Raises StaError for a user's mistake in the options, and Dynamo passes it on.
     """
+    from ._unwrapped import unwrapped
+
+    with unwrapped():
+        return _compile(gm, example_inputs, mode, options)
+
+
+def _compile(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+) -> Callable[..., Any]:
     from . import _inductor, _torch, model_call, warn_once
     from ._guards import install_config_guard, install_convention_guard, install_grids_guard
     from .analysis.operator_limits import ONE_BODY
@@ -43,11 +55,12 @@ def sta(
     from .regions import RegionsHideTokens
     from .report import record
     from .rewriting.add_input import example_of, take_over
-    from .settings import OPTIONS, Settings
+    from .settings import OPTIONS, Settings, options_of_mode
     from .tune_kernels import tune_kernels
     from .warm_kernels import warm_kernels
 
     settings, patches = Settings.resolve(options)
+    patches = {**options_of_mode(mode), **patches}
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model, call = model_call.root_module(), model_call.current()
     at_break = _torch.ends_at_graph_break(gm)
@@ -90,7 +103,6 @@ def sta(
     compiled = _torch.compile_with_inductor(
         gm,
         [*example_inputs, *([] if flags is None else [flags])],
-        mode=mode,
         patches=patches,
         tag=_cache_tag(settings.fingerprint()),
     )
@@ -126,17 +138,18 @@ def rewrite_for_device(
     *,
     remember: bool = True,
     call: ModelCall | None = None,
+    device: torch.device | None = None,
 ) -> tuple[torch.fx.GraphModule, Report]:
     """The stages, on a device that we speed up; on any other the graph as it came, and why.
 
-    A CPU runs the reference. Tensors on meta (an explanation) stand for those of a GPU.
+    A CPU runs the reference. Tensors on meta (an explanation) stand for those of a GPU. device: that of the inputs if None.
     """
     from . import _torch
     from .pipeline import rewrite
     from .report import Report
     from .runtime.target import detect
 
-    target = detect(_device(example_inputs))
+    target = detect(device or _device(example_inputs))
     if target.unsupported and target.kind not in ("cpu", "meta"):
         model = _torch.root_module()
         return gm, Report(

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import _torch
-from .denoisers import denoisers_of, modules_of, unets_of
+from .denoisers import denoisers_of, parts_of, unets_of
 from .errors import StaError
 from .layerwise_casting import cast_inside
 from .leaf_offload import move_by_block
@@ -28,7 +28,7 @@ from .model_call import ModelCall, calling
 from .prefix import Prefix
 from .python_state import PythonState
 from .regions import Regions
-from .settings import OPTIONS, Settings
+from .settings import OPTIONS, Settings, given_options, options_of_mode
 from .size_tables import CallWithTables, small_constants, without_tables
 
 log = logging.getLogger(__name__)
@@ -54,13 +54,12 @@ def compile(
     inductor for all denoisers; a keyword with the name of a part (`transformer_2={...}`) holds options for that part, which
     beat the others, and None leaves the part as it is. Raises StaError for a mistake in them.
     """
-    if options is not None and not isinstance(options, Mapping):
-        raise StaError(f"options={options!r} is no dict; pass options={{'window': (18, 24, 24)}}")
+    options = given_options(options)
     if isinstance(pipe_or_model, torch.nn.Module):
         parts: dict[str, torch.nn.Module] = {"": pipe_or_model}
         own: dict[str, Any] = {}
     else:
-        names = modules_of(pipe_or_model)
+        names = parts_of(pipe_or_model)
         own = {name: more.pop(name) for name in list(more) if name in names}
         for name, given in more.items():
             if isinstance(given, Mapping) and name not in OPTIONS:
@@ -70,7 +69,7 @@ def compile(
         for name in unets_of(pipe_or_model):
             log.warning("%s has no tokens of video in its attention and is left as it is", name)
         parts = denoisers_of(pipe_or_model, own)
-    shared = {**_of_mode(mode), **(options or {}), **more}
+    shared = {**options_of_mode(mode), **options, **more}
     planned = {}
     for name in parts:
         given = own.get(name, {})
@@ -95,7 +94,7 @@ def compile(
 def restore(pipe_or_model: T) -> T:
     """Undoes `compile`: the model, or each part of the pipeline, runs as it did before."""
     whole = isinstance(pipe_or_model, torch.nn.Module)
-    parts: Iterable[Any] = [pipe_or_model] if whole else modules_of(pipe_or_model).values()
+    parts: Iterable[Any] = [pipe_or_model] if whole else parts_of(pipe_or_model).values()
     for part in parts:
         _restore(part)
     return pipe_or_model
@@ -232,15 +231,3 @@ def _capture_sizes() -> Iterator[None]:
     )
     with settings, small_constants():
         yield
-
-
-def _of_mode(mode: str | None) -> dict[str, Any]:
-    """A mode as options: torch takes one or the other."""
-    if mode is None or mode == "default":
-        return {}
-    from torch._inductor import list_mode_options
-
-    try:
-        return dict(list_mode_options(mode))
-    except RuntimeError as error:
-        raise StaError(f"there is no mode {mode!r}; {error}") from error

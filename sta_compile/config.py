@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -44,19 +44,26 @@ def snapshot(names: Iterable[str]) -> tuple[Any, ...]:
     return tuple(patched.get(name, _process.get(name, ...)) for name in names)
 
 
-@contextmanager
-def patch(**values: Any) -> Iterator[None]:
+def patch(**values: Any) -> AbstractContextManager[None]:
     """Sets options inside a `with` block or a decorated function, for this thread or task."""
-    token = _patched.set(MappingProxyType({**_patched.get(), **_checked(values)}))
+    return _patch(_checked(values))
+
+
+@contextmanager
+def _patch(values: dict[str, Any]) -> Iterator[None]:
+    token = _patched.set(MappingProxyType({**_patched.get(), **values}))
     try:
         yield
     finally:
         _patched.reset(token)
 
 
-def token_grid(frames: int, rows: int, cols: int) -> Any:
-    """`with sta_compile.token_grid(21, 45, 80): model(x)` declares the grid of video tokens."""
-    return patch(grid=(frames, rows, cols))
+def token_grid(frames: Any, rows: Any = None, cols: Any = None) -> AbstractContextManager[None]:
+    """`with sta_compile.token_grid(21, 45, 80): model(x)` declares the grid of video tokens; so does token_grid("21x45x80").
+
+    Raises StaError for what is no grid.
+    """
+    return patch(grid=frames if rows is None and cols is None else (frames, rows, cols))
 
 
 def _checked(values: dict[str, Any]) -> dict[str, Any]:

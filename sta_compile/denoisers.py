@@ -33,6 +33,18 @@ def modules_of(pipe: Any) -> dict[str, torch.nn.Module]:
     return {str(name): part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
 
 
+def parts_of(pipe: Any) -> dict[str, torch.nn.Module]:
+    """As `modules_of`; raises StaError for what holds none and so is no pipeline."""
+    found = {} if isinstance(pipe, type) else modules_of(pipe)
+    if not found:
+        what = f"the class {pipe.__name__}" if isinstance(pipe, type) else repr(pipe)[:80]
+        raise StaError(
+            f"{what} is no model and no pipeline; pass a torch.nn.Module, or an object that holds some, as pipelines of "
+            "diffusers do"
+        )
+    return found
+
+
 def denoisers_of(pipe: Any, named: Iterable[str] = ()) -> dict[str, torch.nn.Module]:
     """The denoisers of a pipeline, and the parts that the user named. Raises StaError if there is none."""
     modules, named = modules_of(pipe), set(named)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .errors import StaError
 from .report import NoiseReport, RefusedSite, ReplacedSite, Report
 from .settings import Settings
 
@@ -182,6 +183,8 @@ class Explanation:
                 )
             )
         parts.append(self.merged().__rich__())
+        if self.note:
+            parts.append(Text(self.note))
         if self.schedule is not None:
             parts.append(Text(str(self.schedule)))
         return Group(*parts)
@@ -193,14 +196,24 @@ def explain(
     options: Mapping[str, Any] | None = None,
     timesteps: Iterable[Any] | None = None,
     fullgraph: bool = False,
+    device: str | None = None,
 ) -> Callable[..., Explanation]:
     """Returns a function to be called like the model; meta and fake tensors will do.
 
     options: as for `torch.compile(model, backend="sta", options=...)`.
     timesteps: a scheduler's `timesteps`, to list which of them are dense.
     fullgraph: as for `torch.compile`; without it a model may have several graphs.
+    device: as if the inputs were there; "meta" stands for the GPU that the option `target` names. None: where they are.
+    Raises StaError for what is no model, and for a mistake in the options or the timesteps.
     """
     settings, _ = Settings.resolve(options)
+    if not callable(model) or isinstance(model, type) or hasattr(model, "components"):
+        what = f"a {type(model).__name__}" if not isinstance(model, type) else "a class"
+        raise StaError(
+            f"explain takes a model or a function, not {what}; pass a model, of a pipeline pipe.transformer, and call the "
+            "result with the model's inputs"
+        )
+    steps = None if timesteps is None else _numbers(timesteps)
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         import torch
@@ -211,12 +224,14 @@ def explain(
         reports: list[Report] = []
 
         def visit(gm: Any, example_inputs: Sequence[Any]) -> None:
-            report = rewrite_for_device(gm, example_inputs, settings, remember=False)[1]
+            there = None if device is None else torch.device(device)
+            report = rewrite_for_device(gm, example_inputs, settings, remember=False, device=there)[
+                1
+            ]
             if isinstance(inner, torch.nn.Module):
                 report.name = type(inner).__name__
             reports.append(report)
 
-        steps = None if timesteps is None else tuple(float(each) for each in timesteps)
         inner = unwrap(model)
         trace(inner, args, kwargs, visit, fullgraph=fullgraph)
         note = REGIONAL if inner is model and _regional(inner) else ""
@@ -227,6 +242,15 @@ def explain(
         return replace(found, schedule=_schedule(found, settings, steps))
 
     return run
+
+
+def _numbers(timesteps: Any) -> tuple[float, ...]:
+    try:
+        return tuple(float(each) for each in timesteps)
+    except (TypeError, ValueError) as error:
+        raise StaError(
+            f"timesteps={timesteps!r} are no numbers; pass a scheduler's timesteps, after its set_timesteps"
+        ) from error
 
 
 def _regional(model: object) -> bool:

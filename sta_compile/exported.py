@@ -25,7 +25,7 @@ from .errors import StaError
 from .report import record
 from .rewriting.fake_values import VALUE
 from .rewriting.python_indexing import index_in_python
-from .settings import Settings
+from .settings import Settings, given_options
 
 
 def rewrite(
@@ -35,9 +35,15 @@ def rewrite(
 
     options and further keywords: options of sta_compile. What was done is the last of `sta_compile.reports()`. The first
     value of the timestep, which the noise convention is inferred from, is that of the program's example inputs. Raises
-    StaError for a mistake in the options, and for options of inductor, which belong to the compile of the program.
+    StaError for what is no program, for a mistake in the options, and for options of inductor, which belong to the compile
+    of the program.
     """
-    settings, patches = Settings.resolve({**(options or {}), **more})
+    if not isinstance(program, ExportedProgram):
+        raise StaError(
+            f"rewrite takes what torch.export.export returns, not {type(program).__name__}; pass "
+            "torch.export.export(model, args), or compile the model itself by sta_compile.compile(model)"
+        )
+    settings, patches = Settings.resolve({**given_options(options), **more})
     if patches:
         raise StaError(
             f"{', '.join(patches)} are options of inductor; pass them to the compile of the program, for example "

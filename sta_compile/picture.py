@@ -23,7 +23,7 @@ def draw_window(tiling: Tiling, window: Window, tile: Triple | None = None) -> F
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise StaError("pictures need matplotlib; run pip install 'sta-compile[plot]'") from error
+        raise StaError("pictures need matplotlib; run pip install matplotlib") from error
     a, b, c = (n // 2 for n in tiling.tiles)
     tile = tile or (a, b, c)
     first, width = window.first(tiling, tile), window.effective(tiling)

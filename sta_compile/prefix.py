@@ -214,15 +214,19 @@ class _Skeleton:
         return self._copy(model)
 
     def _copy(self, module: nn.Module) -> nn.Module:
-        if module not in self._copies:
-            self._copies[module] = self._bare(module)
+        if module in self._copies:
+            return self._copies[module]
+        if hasattr(module, "out_features") and hasattr(module, "in_features"):
+            self._copies[module] = _Linear(module, self.device)
+        else:
+            self._copies[module] = object.__new__(
+                type(module)
+            )  # before what it holds: it may hold itself
+            self._fill(self._copies[module], module)
         return self._copies[module]
 
-    def _bare(self, module: nn.Module) -> nn.Module:
-        """The module with the same attributes, without hooks."""
-        if hasattr(module, "out_features") and hasattr(module, "in_features"):
-            return _Linear(module, self.device)
-        bare: nn.Module = object.__new__(type(module))
+    def _fill(self, bare: nn.Module, module: nn.Module) -> None:
+        """The same attributes, without hooks."""
         bare.__dict__.update(module.__dict__)
         for name in _HOOKS:
             bare.__dict__[name] = OrderedDict()
@@ -238,7 +242,6 @@ class _Skeleton:
                 key: None if value is None else convert(value)
                 for key, value in module.__dict__[name].items()
             }
-        return bare
 
 
 def _main_blocks(model: nn.Module) -> set[nn.Module]:

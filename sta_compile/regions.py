@@ -37,8 +37,12 @@ def repeated_blocks(model: nn.Module, least: int = 2) -> list[nn.Module]:
     """The outermost modules whose class stands at least so often in one ModuleList; torch's own layers are too small."""
     found: list[nn.Module] = []
     stack: list[nn.Module] = [model]
+    seen: set[nn.Module] = set()  # wrappers of blocks may hold the model
     while stack:
         module = stack.pop()
+        if module in seen:
+            continue
+        seen.add(module)
         children = list(module.children())
         counts = Counter(map(type, children)) if isinstance(module, nn.ModuleList) else Counter()
         for child in children:

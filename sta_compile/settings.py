@@ -20,6 +20,7 @@ from typing import Any
 from . import option_values as read
 from .errors import InvalidOptionError, UnknownOptionError
 from .ir.attention_spec import Triple, WindowRequest
+from .ir.target import SHARED_MEMORY
 
 ENV_PREFIX = "STA_"
 
@@ -131,7 +132,7 @@ class Settings:
         """(settings, options for inductor) from `options`, then config, then environment, then defaults."""
         from . import config
 
-        ours, patches = split_options(options or {})
+        ours, patches = split_options(given_options(options))
         given = {key: read_option(key, value, "options") for key, value in ours.items()}
         values = config.overrides()
         for name in OPTIONS:
@@ -160,6 +161,15 @@ class Settings:
         return " ".join(f"{name}={value}" for name, value in parts.items())
 
 
+def _architecture(value: Any) -> str:
+    """ "auto", or an architecture that exists."""
+    name = read.architecture(value)
+    number = 0 if name == "auto" else int(name.removeprefix("sm_"))
+    if number >= min(SHARED_MEMORY) and number not in SHARED_MEMORY:
+        raise ValueError
+    return name
+
+
 @dataclass(frozen=True)
 class ProcessSettings:
     """What kernels are built with and where they are kept: for the whole process, so not in `options={...}`."""
@@ -178,8 +188,8 @@ class ProcessSettings:
     )
     target: str = _option(
         "auto",
-        read.architecture,
-        '"auto" or an architecture such as "sm_90"',
+        _architecture,
+        f'"auto" or an architecture: {", ".join(f"sm_{number}" for number in SHARED_MEMORY)}',
         "The GPU that doctor and builds ahead of time are for where there is none. Tensors that are on a GPU run on that.",
     )
 
@@ -204,6 +214,27 @@ def read_option(name: str, value: Any, source: str = "") -> Any:
             f"{wrote}{origin} is not a value of the option {name}; pass {row.metadata['takes']}"
             + (", for example 18,24,24" if source == "environment" and name == "window" else "")
         ) from error
+
+
+def given_options(options: Any) -> Mapping[str, Any]:
+    """What a user passed as `options`, if it may be that; None is no options."""
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidOptionError(
+            f"options={options!r} is no dict; pass options={{'window': (18, 24, 24)}}"
+        )
+    return options or {}
+
+
+def options_of_mode(mode: Any) -> dict[str, Any]:
+    """A mode of torch.compile as inductor's options."""
+    if mode is None or mode == "default":
+        return {}
+    from torch._inductor import list_mode_options
+
+    try:
+        return dict(list_mode_options(mode))
+    except (RuntimeError, TypeError) as error:
+        raise InvalidOptionError(f"there is no mode {mode!r}; {error}") from error
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

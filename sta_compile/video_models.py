@@ -253,7 +253,6 @@ def first_timestep(name: str) -> float:
 def _known(name: str) -> VideoModel:
     if name not in MODELS:
         raise StaError(
-            f"the inputs of {name!r} are not known here; pass one of {', '.join(MODELS)}, or call "
-            "sta_compile.explain(model)(*inputs) on a model of your own"
+            f"the inputs of {name!r} are not known here; pass one of {', '.join(MODELS)}"
         )
     return MODELS[name]

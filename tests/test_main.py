@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -38,10 +39,12 @@ def test_nothing_replaced_is_an_exit_code_of_one(capsys):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["--size", "720x1280"], "pass --size as FRAMESxHEIGHTxWIDTH"),
+        (["--size", "720x1280"], "--size 720x1280 is not a video in pixels: FRAMESxHEIGHTxWIDTH"),
+        (["--size", "0x8x8"], "is not a video in pixels"),
+        (["--batch", "0"], "a whole number from 1 on"),
         (["--option", "windw=full"], "did you mean 'window'"),
         (["--option", "window"], "is not KEY=VALUE"),
-        (["--timesteps", "a,b"], "--timesteps as numbers"),
+        (["--timesteps", "a,b"], "--timesteps a,b is not numbers between commas"),
     ],
 )
 def test_mistakes_are_one_line(capsys, arguments, hint):
@@ -49,6 +52,46 @@ def test_mistakes_are_one_line(capsys, arguments, hint):
     error = capsys.readouterr().err
     assert hint in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["explain", "WanTransformer3DModel"], ["coverage"]])
+def test_without_diffusers(capsys, monkeypatch, command):
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    assert main(command) == 2
+    said = capsys.readouterr().err.strip()
+    assert said == "sta_compile: this command needs diffusers; run pip install diffusers"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["WanTransforme3DModel"], "did you mean WanTransformer3DModel"),
+        (["FluxTransformer2DModel", "--mode", "tile"], "a part of one of '', 'Kontext'"),
+        (["FluxTransformer2DModel", "--size", "1x8x8"], "less than a token"),
+        (["FluxTransformer2DModel", "--config", "num_layers=1"], "--config can't change"),
+        (["SD3Transformer2DModel", "--size", "1x4096x4096"], "pass another --size"),
+    ],
+)
+def test_mistakes_in_a_class(capsys, arguments, hint):
+    assert main(["explain", *arguments]) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_explain_takes_the_classes_of_the_coverage_table(capsys, monkeypatch):
+    monkeypatch.setenv("STA_TARGET", "sm_90")
+    arguments = ["FluxTransformer2DModel", "--size", "1x2048x1600", "--json"]
+    assert main(["explain", *arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [site["grid"] for site in found["replaced"]] == [[1, 128, 100]] * 4
+    assert "Kontext" in found["note"]
+    monkeypatch.setenv("STA_TARGET", "sm_75")
+    assert main(["explain", *arguments]) == 1
+    assert "older than 8.0" in json.loads(capsys.readouterr().out)["reason"]
+
+
+def test_a_table_that_can_not_be_written(capsys):
+    assert main(["coverage", "--only", "Latte", "--json", "no/such/folder.json"]) == 2
+    assert "there is no folder no/such" in capsys.readouterr().err
 
 
 def test_doctor_names_what_is_installed_and_what_runs(capsys):

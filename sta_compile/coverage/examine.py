@@ -67,26 +67,29 @@ def examine(row: Row, batch: int = 1, which: int = 0) -> Result:
     size = Size(batch, row.grids[which], row.layers)
     built = row.at(size)
     try:
-        found, error = _explained(row, built), ""
+        found, error = explained(row, built, options=OPTIONS), ""
     except Exception as problem:
         found, error = Explanation(()), f"{type(problem).__name__}: {_first_line(problem)}"
     return compare(row, size, built, found.merged(), len(found), error)
 
 
-def _explained(row: Row, built: Built) -> Explanation:
-    """Sizes that depend on data are captured, unless that fails where the graph may break instead."""
+def explained(row: Row, built: Built, **asked: Any) -> Explanation:
+    """What `explain` finds, asked with `options`, `timesteps` and `device`.
+
+    Sizes that depend on data are captured, unless that fails where the graph may break instead.
+    """
     try:
-        return _traced(built, fullgraph=not row.breaks, capture=True)
+        return _traced(built, fullgraph=not row.breaks, capture=True, **asked)
     except Exception:
         if not row.breaks:
             raise
-        return _traced(built, fullgraph=False, capture=False)
+        return _traced(built, fullgraph=False, capture=False, **asked)
 
 
-def _traced(built: Built, *, fullgraph: bool, capture: bool) -> Explanation:
+def _traced(built: Built, *, fullgraph: bool, capture: bool, **asked: Any) -> Explanation:
     """What the stages make of Dynamo's graphs, in a Dynamo that knows nothing yet."""
     function, args, inputs = call_of(built.model, built.inputs)
-    traced: Any = explain(function, options=OPTIONS, fullgraph=fullgraph)
+    traced: Any = explain(function, fullgraph=fullgraph, **asked)
     settings = {"capture_dynamic_output_shape_ops": capture, "capture_scalar_outputs": capture}
     torch._dynamo.reset()
     try:

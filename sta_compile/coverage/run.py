@@ -24,7 +24,7 @@ def run(only: str = "") -> list[Result]:
 
     console = Console(stderr=True)
     results: list[Result] = []
-    with _quiet():
+    with quiet():
         for row in track(rows(only), "tracing", console=console, transient=True):
             results += [examine(row, batch, which) for batch, which in CASES]
     Console(width=None if sys.stdout.isatty() else 160).print(as_table(results))
@@ -42,7 +42,7 @@ def write(results: Sequence[Result], json: str | None, markdown: str | None) -> 
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what models and Dynamo say of themselves; what fails stands in the table."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

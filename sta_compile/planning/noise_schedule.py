@@ -77,6 +77,10 @@ def dense_above(scheduler: Any, steps: int = 12) -> float:
         pipe.transformer.compile(backend="sta", options={"dense_above": dense_above(pipe.scheduler, steps=12)})
     """
     levels = schedule_levels(scheduler)
+    if isinstance(steps, bool) or not hasattr(type(steps), "__index__"):
+        raise StaError(
+            f"dense_above(steps={steps!r}) is no number of steps; pass 0 to {len(levels) - 1}"
+        )
     if steps < 0 or steps >= len(levels):
         raise StaError(
             f"dense_above(steps={steps}) does not fit a schedule of {len(levels)} steps; "

@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 
 from .. import config
+from ..errors import StaError
 from ..ir.target import Target
 
 
@@ -20,7 +21,14 @@ def target(device: torch.device | str | None = None) -> Target:
     `STA_TARGET=sm_90` examines and builds for a Hopper GPU on a machine that has none.
     """
     if device is not None:
-        return detect(torch.device(device))
+        try:
+            return detect(torch.device(device))
+        except (RuntimeError, TypeError, AssertionError) as error:  # the last: torch without CUDA
+            reason = str(error).partition("\n")[0]
+            raise StaError(
+                f"{device!r} is no device here ({reason}); pass 'cuda', 'cuda:0' or 'cpu', or set STA_TARGET=sm_90 for a "
+                "GPU that is not there"
+            ) from error
     if config.target != "auto":
         return _named(config.target)
     return detect(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -19,6 +19,7 @@ import torch._dynamo
 from torch import Tensor
 from torch.fx import GraphModule
 
+from sta_compile._unwrapped import unwrapped
 from sta_compile.noise_plan import conventions
 from sta_compile.pipeline import rewrite
 from sta_compile.report import Report
@@ -77,7 +78,8 @@ class RewritingBackend:
         callables = {}
         for name, settings in self.settings.items():
             conventions.clear()
-            edited, report = rewrite(copy_graph(gm), example_inputs, settings)
+            with unwrapped():
+                edited, report = rewrite(copy_graph(gm), example_inputs, settings)
             callables[name] = self.finish(edited, example_inputs)
             self.reports[name].append(report)
             self.graphs[name].append(edited)

@@ -79,10 +79,8 @@ def test_a_users_pass_still_runs(patches):
 def test_unknown_options_name_the_nearest():
     for wrong, right in (("windw", "window"), ("triton.cudagraph", "triton.cudagraphs")):
         torch._dynamo.reset()
-        with pytest.raises(Exception, match=right) as raised:
+        with pytest.raises(StaError, match=right):
             compile_tiny(options={wrong: 1})
-        cause = getattr(raised.value, "inner_exception", raised.value)
-        assert isinstance(cause, StaError)
 
 
 def test_reset_forgets(patches):
