@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,69 +10,36 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sta_compile.analysis.other_processes import SHARDED
+from tests.end_to_end.combinations.two_processes import in_two_processes
 from tests.end_to_end.middle import Middle, N, latent, names, variants_of
 
-ROOT = Path(__file__).parents[3]
 OPTIONS = {"window": (1, 3, 3), "tile": (1, 2, 2), "min_tokens": 0, "dense_above": None}
 
 
-def attend_in_two_processes(rank: int) -> None:
-    """One of two gloo processes: a Wan under diffusers' ContextParallelConfig, compiled; prints what it found."""
+def attend() -> dict[str, Any]:
+    """A Wan under diffusers' ContextParallelConfig, compiled."""
     from diffusers import ContextParallelConfig
 
     import sta_compile
-    from sta_compile import _torch
     from tests.end_to_end.compiled import relative_error
     from tests.end_to_end.models import FAMILIES
 
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.accelerator.device_count = lambda: 1  # diffusers counts devices, of which a CPU has none
-    _torch.compile_with_inductor = lambda gm, inputs, **_: gm.forward
     case = FAMILIES["wan"].case(1, (4, 6, 8), layers=2)
-    with torch.no_grad():
-        (exact,) = case.model(**case.inputs)
-        case.model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=2))
-        sta_compile.compile(case.model, **OPTIONS)
-        (found,) = case.model(**case.inputs)
+    (exact,) = case.model(**case.inputs)
+    case.model.enable_parallelism(config=ContextParallelConfig(ulysses_degree=2))
+    sta_compile.compile(case.model, **OPTIONS)
+    (found,) = case.model(**case.inputs)
     reports = sta_compile.reports()
-    print(
-        json.dumps(
-            {
-                "error": relative_error(found, exact),
-                "replaced": [site.name for report in reports for site in report.replaced],
-                "refused": [[s.name, s.reason] for report in reports for s in report.refused],
-            }
-        )
-    )
-    dist.barrier()
-    dist.destroy_process_group()
+    return {
+        "error": relative_error(found, exact),
+        "replaced": [site.name for report in reports for site in report.replaced],
+        "refused": [[s.name, s.reason] for report in reports for s in report.refused],
+    }
 
 
 def test_two_processes() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    module = "tests.end_to_end.combinations.test_context_parallel"
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", f"import {module} as m; m.{call}"],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for call in ("attend_in_two_processes(0)", "attend_in_two_processes(1)")
-    ]
-    try:
-        outputs = [process.communicate(timeout=300)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    assert [process.returncode for process in started] == [0, 0]
-    for output in outputs:
-        found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    for found in in_two_processes(__name__, "attend"):
         assert found["error"] < 1e-5
         assert not found["replaced"]
         assert len(found["refused"]) == 2
