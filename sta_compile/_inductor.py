@@ -14,6 +14,13 @@ def asks_for_max_autotune(mode: str | None, patches: Mapping[str, Any]) -> bool:
     return bool(merged.get("max_autotune", config.max_autotune))
 
 
+def asks_for_cudagraphs(patches: Mapping[str, Any]) -> bool:
+    """As inductor reads it: from its options, from its config."""
+    from torch._inductor import config
+
+    return bool(patches.get("triton.cudagraphs", config.triton.cudagraphs))
+
+
 def reset_cudagraphs() -> None:
     """Frees CUDA graph trees, as inductor's own reset does; nothing if none were made."""
     import sys

@@ -108,7 +108,8 @@ def _compile(
     )
     if call is None:
         return compiled
-    return model_call.GraphInCall(compiled, report, settings, flags)
+    overwrites = _inductor.asks_for_cudagraphs(patches)
+    return model_call.GraphInCall(compiled, report, settings, flags, overwrites)
 
 
 def _reset() -> None:

@@ -168,7 +168,8 @@ class CompiledModel:
         call.may_watch = (
             bool(self.prefix.blocks) and self.state.inside_blocks(hooks) and not self.fullgraph
         )
-        if hooks or self.state.blocks_alone:
+        call.in_parts = bool(hooks) or self.state.blocks_alone
+        if call.in_parts:
             run = self._eager if self.state.blocks_alone else self._compiled
             call.watched = self.watches and call.may_watch
             watch = self.prefix.watched(call.state_grids) if call.watched else nullcontext()

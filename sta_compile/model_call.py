@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from . import _torch
 from ._callers import called_from_python
@@ -81,6 +82,7 @@ class ModelCall:
         self.watched = False  # is it, in this one?
         self.lacks_grid = False
         self._blind = False
+        self.in_parts = False  # does Python run between its graphs, and keep what they return?
 
     def grids(self, declared: int = 0) -> Grids:
         """None: two grids have as many tokens, or a grid and a sequence that is none.
@@ -209,6 +211,9 @@ class GraphInCall:
     """A compiled graph that was compiled inside a call, and takes part in every call that it runs in.
 
     It states the grids that it proves, passes the dense flags that its operators need, and is told of for each model.
+
+    overwrites: a replay of its CUDA graph writes where the one before wrote. A cache over steps keeps what a block returns:
+    Python between graphs gets copies.
     """
 
     def __init__(
@@ -217,7 +222,9 @@ class GraphInCall:
         report: Report,
         settings: Settings,
         flags: torch.Tensor | None,
+        overwrites: bool = False,
     ) -> None:
+        self.overwrites = overwrites
         self.compiled, self.report, self.settings = compiled, report, settings
         self.flags_of = None if flags is None else (flags.shape[0], flags.device)
 
@@ -231,6 +238,8 @@ class GraphInCall:
         out = self.compiled(*args, *self._flags(call))
         if call is not None:
             call.state_others(self.report.beside, args, out)
+        if self.overwrites and call is not None and call.in_parts:
+            return tree_map_only(torch.Tensor, torch.clone, out)
         return out
 
     def _flags(self, call: ModelCall | None) -> tuple[torch.Tensor, ...]:
