@@ -31,6 +31,7 @@ from .factorised import Factorisation
 from .grid_axis import GridAxis
 from .grid_proofs import GridProofs
 from .hints import Hints, how_to_tell
+from .moved_tokens import MOVED, MovedTokens
 from .operator_limits import FROM_OTHER_GRAPHS, ONE_BODY, PICKED_BY_DATA, unsupported
 from .other_processes import SHARDED, OtherProcesses
 from .rival_sequences import RivalSequences
@@ -90,6 +91,7 @@ class GridInference:
         self.grids = GridProofs(trace, declared, hints, known, rivals)
         self._parts = TokenParts(self.streams)
         self._factorisation = Factorisation(self.streams, self.grids.latents)
+        self._moved = MovedTokens(self._parts)
         self._sequences = SequenceReader(trace.view, hints.values)
 
     def _attended(
@@ -141,6 +143,11 @@ class GridInference:
             return self._no_grid(site, q_axis)
         if any(self.streams.joined(site, parts[g]) for g in grids):
             return Refusal(site.name, ONE_BODY.reason, ONE_BODY.hint)
+        grid = self.grids.grid_of(parts[main])
+        # Positions that were read from values are those of the tokens as they stand, whatever picked these.
+        picked = grid is not None and grid.hint is None
+        if any(self._moved.moved(n, parts[main], picked=picked) for n, _ in site.operands):
+            return Refusal(site.name, MOVED.reason, MOVED.hint)
         return self._video(site, parts, main, keys) if of_latent else None
 
     def _main(self, axis: Axis, parts: tuple[Axis, ...], grids: list[int]) -> int:

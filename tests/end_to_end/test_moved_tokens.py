@@ -1,0 +1,164 @@
+"""Tokens that are rolled, flipped or picked in another order before attention: their places are none of the video's.
+
+Each body has three attentions, the second one over tokens that it may have moved. Those over moved tokens stay exact; the
+others see the definition's window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.end_to_end.compiled import compile_variants, relative_error
+from tests.end_to_end.oracle import window_mask
+from tests.end_to_end.tiny import SPARSE
+
+GRID = T, H, W = 3, 4, 6
+C, HEADS = 16, 2
+Body = Callable[["Model", Tensor], Tensor]  # [batch, frames, rows, cols, C] -> the same
+
+
+class Attention(nn.Module):
+    """[batch, frames, rows, cols, C]; positions: added to q and k, by their place in the sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.mask = nn.Linear(C, 3 * C), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = [torch.arange(n, dtype=x.dtype) for n in x.shape[1:4]]
+        table = torch.stack(torch.meshgrid(*places, indexing="ij"), -1).flatten(0, 2).sum(1).cos()
+        q, k, v = self.qkv(x.flatten(1, 3)).chunk(3, -1)
+        q, k = q * table[:, None], k * table[:, None]
+        q, k, v = (u.unflatten(-1, (HEADS, -1)).transpose(1, 2) for u in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, self.mask)
+        return x + out.transpose(1, 2).reshape(x.shape)
+
+
+class Model(nn.Module):
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Conv3d(4, C, 1)
+        self.attn = nn.ModuleList(Attention() for _ in range(3))
+        self.out = nn.Linear(C, 4)
+        self.body = body
+        self.register_buffer("order", torch.randperm(W))
+
+    def forward(self, latent: Tensor) -> Tensor:
+        x = self.embed(latent).permute(0, 2, 3, 4, 1)
+        x = self.attn[0](x)
+        x = self.body(self, x)
+        x = self.attn[2](x)
+        return self.out(x).permute(0, 4, 1, 2, 3)
+
+
+def shifted(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](x.roll((1, 2), (2, 3))).roll((-1, -2), (2, 3))
+
+
+def shifted_beside(model: Model, x: Tensor) -> Tensor:
+    return x + model.attn[1](x.roll(1, 2)).roll(-1, 2)
+
+
+def shifted_all_round(model: Model, x: Tensor) -> Tensor:
+    """Two rolls that together go once around."""
+    return model.attn[1](x.roll(1, 1)).roll(2, 1)
+
+
+def tokens_rolled(model: Model, x: Tensor) -> Tensor:
+    y = x.flatten(1, 3).roll(5, 1).view(x.shape)
+    return model.attn[1](y).flatten(1, 3).roll(-5, 1).view(x.shape)
+
+
+def flipped(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](x.flip(2)).flip(2)
+
+
+def flipped_frames_and_columns(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](x.flip(1, 3)).flip((3,)).flip([1])
+
+
+BACK = (
+    shifted,
+    shifted_beside,
+    shifted_all_round,
+    tokens_rolled,
+    flipped,
+    flipped_frames_and_columns,
+)
+
+
+def serpentine(model: Model, x: Tensor) -> Tensor:
+    x = x.clone()
+    x[:, :, 1::2] = x[:, :, 1::2].flip(3)
+    return model.attn[1](x)
+
+
+def left_rolled(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](x.roll(1, 3))
+
+
+def picked(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](x[:, :, :, model.order])
+
+
+def written_flipped(model: Model, x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    y[:] = x.flip(3)
+    return model.attn[1](y)
+
+
+def put_behind(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](torch.cat([x[:, 1:], x[:, :1]], 1))
+
+
+def last_frame_first(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](torch.stack(x.unbind(1)[::-1], 1))
+
+
+FOR_GOOD = (serpentine, left_rolled, picked, written_flipped, put_behind, last_frame_first)
+
+
+def added_to_itself(model: Model, x: Tensor) -> Tensor:
+    """A neighbour is added to each token, which stays where it is."""
+    return model.attn[1](x + x.roll(1, 3))
+
+
+def channels_rolled(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](x.roll(1, 4))
+
+
+def there_and_back(model: Model, x: Tensor) -> Tensor:
+    y = F.gelu(x.roll((1, 1), (1, 2)).flip(3)).flip(3).roll((-1, -1), (1, 2))
+    return model.attn[1](y)
+
+
+IN_PLACE = (added_to_itself, channels_rolled, there_and_back)
+CASES = [
+    *((body, [0, 2]) for body in BACK),
+    *((body, [0]) for body in FOR_GOOD),
+    *((body, [0, 1, 2]) for body in IN_PLACE),
+]
+
+
+@pytest.mark.parametrize(("body", "windowed"), CASES, ids=[body.__name__ for body, _ in CASES])
+@torch.no_grad()
+def test_windows_are_over_places_of_the_video(body: Body, windowed: list[int]) -> None:
+    model, inputs = Model(body).eval(), {"latent": torch.randn(2, 4, *GRID)}
+    variant = compile_variants(model, inputs, {"sta": SPARSE})["sta"]
+    report = variant.report
+    assert [site.name for site in report.replaced] == [f"attn.{i}" for i in windowed]
+    assert {site.grid for site in report.replaced} == {GRID}
+    site = report.replaced[0]
+    for i in windowed:
+        model.attn[i].mask = window_mask(site.grid, site.tiles, site.window)
+    assert relative_error(variant.run(**inputs), model(**inputs)) < 1e-5
+    if body not in (put_behind, last_frame_first):  # their frames are another axis to the graph
+        reasons = [refused.reason for refused in report.refused]
+        assert len(reasons) == 3 - len(windowed)
+        assert all("rolled, flipped or picked" in reason for reason in reasons)
