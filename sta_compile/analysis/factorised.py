@@ -25,6 +25,10 @@ _IN_HEADS = Problem("factorised attention: frames or positions are in the axis o
 _ONE_BY_ONE = Problem(
     "factorised attention: its tokens are a part of the video's, as one of its frames is", _SHORT
 )
+_IN_PIECES = Problem(
+    "its sequence is put together of pieces of the video, which nothing shows to be all of it in its order",
+    "keep the video's tokens in one tensor: reshape it instead of putting frames together by torch.cat",
+)
 _PIECES = ("split", "chunk", "tensor_split", "split_with_sizes")
 
 
@@ -49,9 +53,8 @@ class Factorisation:
         whole = [resolve(part, to_grid=True) for part in parts]
         if any(self._are_frames(heads, part) for part in whole):
             return _IN_HEADS
-        if any(site.q in self._taken_from_video(part) for part in whole):
-            return _ONE_BY_ONE
-        return None
+        taken = sum(site.q in self._taken_from_video(part) for part in whole)
+        return (None, _ONE_BY_ONE, _IN_PIECES)[min(taken, 2)]
 
     def _are_frames(self, axis: Axis, part: Axis) -> bool:
         """Is a factor of an axis one of the video's, of which a part of the tokens has the others?

@@ -198,3 +198,27 @@ def test_the_whole_video_in_a_loop(within: Within, frames: int) -> None:
 def _compiled(model: nn.Module, inputs: dict[str, Tensor]):
     variant = compile_variants(model, inputs, {"sta": SPARSE})["sta"]
     return variant.report, variant.run
+
+
+def with_registers(model: Model, x: Tensor) -> Tensor:
+    first, last = x.flatten(1, 3).split([T * H * W // 2] * 2, 1)
+    y = torch.cat([first, model.text.expand(x.shape[0], -1, -1), last], 1)
+    y = y + model.frame(y)
+    return torch.cat([y[:, : first.shape[1]], y[:, first.shape[1] + 5 :]], 1).view(x.shape)
+
+
+def frame_by_frame(model: Model, x: Tensor) -> Tensor:
+    y = torch.cat([frame * 2 for frame in x.flatten(2, 3).unbind(1)], 1)
+    return (y + model.frame(y)).view(x.shape)
+
+
+@pytest.mark.parametrize("within", [with_registers, frame_by_frame])
+@torch.no_grad()
+def test_a_video_in_pieces_is_no_factorised_attention(within: Within) -> None:
+    model, inputs = Model(within).eval(), {"latent": torch.randn(2, 4, *GRID)}
+    report, run = _compiled(model, inputs)
+    site = next(site for site in report.refused if site.name == "frame")
+    assert "put together of pieces of the video" in site.reason
+    for other in report.replaced:
+        model.get_submodule(other.name).mask = window_mask(other.grid, other.tiles, other.window)
+    assert relative_error(run(**inputs), model(**inputs)) < 1e-5
