@@ -185,6 +185,21 @@ def crossing_axes(axes: Collection[Axis], min_tokens: int) -> set[Axis]:
     }
 
 
+def unfit_grid(grid: Triple | None, lengths: Collection[Size]) -> str:
+    """What to say of a declared grid that has as many tokens as no sequence of a graph's attentions; "" if one may have."""
+    if (
+        grid is None
+        or not lengths
+        or any(n == prod(grid) or not isinstance(n, int) for n in lengths)
+    ):
+        return ""
+    longest = sorted((n for n in lengths if isinstance(n, int)), reverse=True)[:4]
+    return (
+        f"option grid {grid} has {prod(grid)} tokens and fits no attention, whose sequences have "
+        f"{', '.join(map(str, longest))}"
+    )
+
+
 def _in_order(settings: Settings, order: Triple) -> Settings:
     """Settings whose window and tile are in the order of the tokens."""
     window, tile = settings.window, settings.tile

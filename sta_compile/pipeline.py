@@ -33,7 +33,7 @@ from .call_grids import (
     state_grids,
 )
 from .errors import StaError, StrictError
-from .grid_plan import crossing_axes, plan_grids
+from .grid_plan import crossing_axes, plan_grids, unfit_grid
 from .ir.known_tokens import Asked, Known
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
@@ -201,6 +201,7 @@ def _analyse(
     with report.stage("infer grid"):
         trace, inference = infer_grids(trace, sites, settings.grid, example_inputs, known)
         answers = [inference.classify(site) for site in sites]
+        report.unfit_grid = unfit_grid(settings.grid, inference.lengths(sites))
         found = [a for a in answers if isinstance(a, VideoAttention)]
         refused = [a for a in answers if isinstance(a, Refusal)]
         if found:  # beside a known grid, attention without one is over text

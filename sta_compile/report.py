@@ -93,6 +93,7 @@ class Report:
     settings: dict[str, Any] = field(default_factory=dict)  # Settings.to_dict()
     reason: str = ""
     hint: str = ""
+    unfit_grid: str = ""  # what there is to say of a declared grid that fits no attention
     # By the number of tokens, for later graphs.
     stated: dict[int, Segments] = field(default_factory=dict)
     beside: tuple[OtherSequence, ...] = ()

@@ -33,6 +33,10 @@ def percent(share: float) -> str:
 
 
 def summarize(report: Report) -> str:
+    return "; ".join(filter(None, (_what_was_done(report), report.unfit_grid)))
+
+
+def _what_was_done(report: Report) -> str:
     if not report.replaced:
         return f"sta: nothing was replaced in {report.name}: {_why_nothing(report)}"
     sites, total = report.replaced, report.self_attentions

@@ -164,6 +164,12 @@ class GridInference:
         starts = [start_of(parts, g) for g in alike]
         return alike[self._parts.last_kept(axis, starts)] if len(alike) > 1 else largest
 
+    def lengths(self, sites: Iterable[AttentionSite]) -> set[Size]:
+        """Of the sequences that ask in these attentions, and of their segments."""
+        axes = [self.token_axis(s, s.q, s.q_order) for s in sites if not s.opaque]
+        known = [axis for axis in axes if axis is not None]
+        return {axis_size(part) for axis in known for part in (axis, *segments_of(axis))}
+
     def token_axis(self, site: AttentionSite, node: torch.fx.Node, order: Order) -> Axis | None:
         """The tokens of one sample; where samples stand one after the other, they are the outer factors."""
         dims = self.trace.dims(node)

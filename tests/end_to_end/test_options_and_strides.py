@@ -110,3 +110,33 @@ def test_hidden_states_keep_their_strides():
     for found, expected in zip(variants["full"].run(latent=x), model(x), strict=True):
         assert found.stride() == expected.stride()
         assert relative_error(found, expected) < 1e-5
+
+
+class Packed(nn.Module):
+    """Tokens [batch, tokens, 16] that nothing gives a grid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = TinyVideo().blocks
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        for block in self.blocks:
+            tokens = block(tokens)
+        return tokens
+
+
+@torch.no_grad()
+def test_a_declared_grid_that_fits_nothing_is_spoken_of():
+    said = "option grid (3, 4, 5) has 60 tokens and fits no attention, whose sequences have "
+    wrong, right = {**SPARSE, "grid": (3, 4, 5)}, {**SPARSE, "grid": (3, 6, 8)}
+    inputs = {"tokens": torch.randn(1, 144, 16)}
+    variants = compile_variants(Packed().eval(), inputs, {"wrong": wrong, "right": right})
+    assert said + "144" in variants["wrong"].report.summary()
+    assert not variants["wrong"].report.replaced
+    assert variants["right"].report.replaced
+    assert "fits no" not in variants["right"].report.summary()
+
+    inputs = {"latent": torch.randn(1, CHANNELS, 3, 6, 8), "text": torch.randn(1, 7, 16)}
+    report = compile_variants(TinyVideo(), inputs, {"sta": wrong})["sta"].report
+    assert report.replaced
+    assert report.summary().endswith(said + "151, 144, 7")
