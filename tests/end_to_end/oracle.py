@@ -59,6 +59,17 @@ def window_mask(grid: Triple, tiles: Triple, window: Triple) -> Tensor:
     return torch.from_numpy(mask.reshape(tokens, tokens))
 
 
+def site_mask(site: Any) -> Tensor:
+    """The mask of a site of a report, whose numbers are (frames, rows, cols), over its tokens as they stand."""
+    mask = window_mask(site.grid, site.tiles, site.window)
+    told, _, names = site.order.partition("tokens in the order ")
+    if told or not names:
+        return mask
+    order = [("frames", "rows", "cols").index(name) for name in names.split(", ")]
+    places = torch.arange(len(mask)).view(site.grid).permute(order).flatten()
+    return mask[places][:, places]
+
+
 class Oracle(TorchFunctionMode):
     """While active, SDPA inside the named modules sees the mask over the video beside the mask it was given.
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.end_to_end.compiled import compile_variants, relative_error
-from tests.end_to_end.oracle import Oracle, window_mask
+from tests.end_to_end.oracle import Oracle, site_mask
 from tests.end_to_end.tiny import CHANNELS, SPARSE, TinyVideo
 
 GRID = T, H, W = (3, 6, 8)
@@ -184,8 +184,7 @@ def test_the_order_of_tokens_is_not_seen(body, batch):
     with ExitStack() as stack:
         for site in sites:  # one body makes another grid
             assert site.window == (1, 3, 3)
-            mask = window_mask(site.grid, site.tiles, site.window)
-            stack.enter_context(Oracle(model, [site.name], mask))
+            stack.enter_context(Oracle(model, [site.name], site_mask(site)))
         expected = model(latent)
     assert relative_error(variant.run(latent=latent), expected) < 1e-5
     assert relative_error(expected, model(latent)) > 1e-3

@@ -18,7 +18,7 @@ from sta_compile.pipeline import rewrite
 from sta_compile.report import Report
 from sta_compile.settings import Settings
 from tests.end_to_end.compiled import DEFAULTS, Options, relative_error
-from tests.end_to_end.oracle import window_mask
+from tests.end_to_end.oracle import site_mask
 from tests.random_dits.bodies import MOVED
 from tests.random_dits.dit import Dit
 from tests.random_dits.model import RandomDit
@@ -92,7 +92,7 @@ def by_definition(model: RandomDit, report: Report, inputs: dict[str, Tensor]) -
         first, total = sum(sizes[:video]), sum(sizes)
         seen = torch.ones(total, total, dtype=torch.bool)
         rows = slice(first, first + sizes[video])
-        seen[rows, rows] = window_mask(site.grid, site.tiles, site.window)
+        seen[rows, rows] = site_mask(site)
         # A body is known by its first call, and stands for the blocks after it.
         named = site.name.startswith("blocks.") and site.calls > 1
         first_block = int(site.name.split(".")[1]) if named else 0
