@@ -144,11 +144,17 @@ class _Call:
                 self.node, self.others.get("score_mod"), self.others.get("block_mask")
             )
         for name, value in self.others.items():
-            number = number_of(value)
-            neutral = value in (None, False, (-1, -1), [-1, -1]) or number in (0, -1)
-            if not neutral and not FREE.fullmatch(name):
+            if not FREE.fullmatch(name) and not _is_neutral(name, value):
                 return Problem(f"`{target_name(self.node)}` with `{name}`", SET_NATIVE)
         return None
+
+
+def _is_neutral(name: str, value: Any) -> bool:
+    """Does an argument leave attention as it is? A window of 0 tokens to one side does not; one that is -1 or None does."""
+    if "window" in name:
+        sides = value if isinstance(value, (tuple, list)) else (value,)
+        return all(side is None or number_of(side) == -1 for side in sides)
+    return value in (None, False) or number_of(value) in (0, -1)
 
 
 def _read(node: torch.fx.Node) -> _Call | None:

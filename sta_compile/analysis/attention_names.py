@@ -60,16 +60,16 @@ MEANINGS = {
     "scale": "scale", "softmax_scale": "scale", "sm_scale": "scale",
     "causal": "causal", "is_causal": "causal", "custom_mask_type": "causal",
     "dropout_p": "dropout", "p": "dropout",
-    "attn_mask": "mask", "attn_bias": "mask", "bias": "mask",
+    "attn_mask": "mask", "attn_bias": "mask", "bias": "mask", "b": "mask",
     "tensor_layout": "layout",
     "cu_seqlens_q": "q lengths", "cu_seq_q": "q lengths", "cum_seq_q": "q lengths", "seqstart_q": "q lengths",
     "cu_seqlens_k": "k lengths", "cu_seq_k": "k lengths", "cum_seq_k": "k lengths", "seqstart_k": "k lengths",
 }  # fmt: skip
 # Arguments that don't change the result, or only where another one does.
 FREE = re.compile(
-    r"max_(seqlen_?)?[qk]|max_seqlen_.*|return_.*|.*log_?sumexp|deterministic|num_splits|pack_gqa|sm_margin|out_?|zero_tensors"
+    r"max_(seqlen_?)?[qk]|(max|min)_seqlen_.*|return_.*|.*log_?sumexp|deterministic|num_splits|pack_gqa|sm_margin|out_?|zero_tensors"
     r"|scheduler_metadata|enable_gqa|rotary_interleaved|kernel_options|smooth_k|pv_accum_dtype|qk_quant_gran|output_dtype|op"
-    r"|philox_.*|kwargs|is_grad_enabled|block_mask|score_mod.*|mask_mod.*|seqlens_rotary"
+    r"|philox_.*|kwargs|is_grad_enabled|seqlens_rotary|seqlen_k_per_split|disable_scheduler_metadata|gather_bwd_.*"
 )
 SET_NATIVE = "call torch.nn.functional.scaled_dot_product_attention; in diffusers: set_attention_backend('native')"
 LOOKS_LIKE = re.compile(r"attn|attention|flash|sage", re.IGNORECASE)

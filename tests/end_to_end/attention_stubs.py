@@ -1,8 +1,10 @@
 """Stubs of attention libraries that can't be installed here: their operators, with the schemas that they register and with
 SDPA behind them, and the functions that reach them.
 
-flash_attn 2.8, flash-attn 3 (hopper/flash_attn_interface.py), xformers 0.0.30 and sageattention 2.2. Without gradients,
-torch.compile traces through their Python into these operators; what it doesn't trace is one call of a function.
+flash_attn 2.8, flash-attn 3 (hopper/flash_attn_interface.py), flash-attn 4.0.0b36, xformers 0.0.35 and sageattention 2.2.
+Compared with the packages on PyPI: flash-attn-4 4.0.0b36 and xformers 0.0.35 (wheels), sageattention 1.0.6, which has no
+`return_lse`; flash-attn 3 is not there. Without gradients, torch.compile traces through their Python into these operators;
+what it doesn't trace is one call of a function.
 """
 
 from __future__ import annotations
@@ -35,6 +37,12 @@ _SCHEMAS = (
     "xformers_flash::flash_fwd(Tensor query, Tensor key, Tensor value, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "Tensor? seqused_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float p, float softmax_scale, bool is_causal, "
     "SymInt window_left, SymInt window_right, bool return_softmax, Tensor? block_tables) -> (Tensor, Tensor, Tensor)",
+    "xformers_flash3::flash_fwd(Tensor query, Tensor key, Tensor value, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? seqused_k, Tensor? leftpad_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float p, float softmax_scale, "
+    "bool is_causal, Tensor? descale_q=None, Tensor? descale_k=None, Tensor? descale_v=None, Tensor? block_table=None, "
+    "bool use_kvsplit=False, SymInt window_left=-1, SymInt window_right=-1) -> (Tensor, Tensor)",
+    "xformer::memory_efficient_attention_forward(Tensor q, Tensor k, Tensor v, Tensor? b=None, float? p=0.0, "
+    "float? scale=None) -> Tensor",
     "stubs::sageattn_varlen(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, "
     "SymInt max_seqlen_k, bool is_causal, float? sm_scale) -> Tensor",
     "stubs::block_attn(Tensor q, Tensor k, Tensor v) -> Tensor",
@@ -174,6 +182,23 @@ def memory_efficient_attention(
     return out.reshape(batch, tokens, heads, features)
 
 
+def memory_efficient_attention_hopper(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """xformers on Hopper, which does not pack."""
+    tokens, scale = query.shape[1], query.shape[-1] ** -0.5
+    out, _ = torch.ops.xformers_flash3.flash_fwd(
+        query, key, value, None, None, None, None, tokens, tokens, 0.0, scale, False,
+        window_left=-1, window_right=-1, block_table=None, use_kvsplit=False,
+    )  # fmt: skip
+    return out
+
+
+def memory_efficient_attention_forward(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """xformers as the one operator that it registers for torch.compile."""
+    return torch.ops.xformer.memory_efficient_attention_forward(query, key, value, bias, 0.0, None)
+
+
 def sageattn(
     q: Tensor,
     k: Tensor,
@@ -224,9 +249,22 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool = False, **kwa
 
 
 def flash_attn_4_func(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float | None = None, causal: bool = False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    qv: Tensor | None = None,
+    gather_kv_indices: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (None, None),
+    learnable_sink: Tensor | None = None,
+    softcap: float = 0.0,
+    num_splits: int = 1,
+    pack_gqa: bool | None = None,
+    deterministic: bool = False,
+    **more: Any,
 ) -> tuple[Tensor, Tensor]:
-    """flash-attn 4 returns the log-sum-exp too."""
+    """flash-attn 4 (flash_attn.cute) returns the log-sum-exp too."""
     return _attend(q, k, v, softmax_scale), q.new_zeros(q.shape[:-1])
 
 

@@ -22,7 +22,9 @@ from tests.end_to_end.tiny import SPARSE
 Mask = Tensor | None
 SETTINGS = types.SimpleNamespace(scale=8**-0.5)
 stubs.register()
-torch.compiler.allow_in_graph(stubs.sageattn)
+stubs.flash_attn_4_func.__name__ = "flash_attn_func"
+for function in (stubs.sageattn, stubs.flash_attn_4_func):
+    torch.compiler.allow_in_graph(function)
 
 
 def by_tokens(attend: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
@@ -65,6 +67,12 @@ def sage(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     return stubs.sageattn(q, k, v, is_causal=False)
 
 
+def flash_4(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, _ = stubs.flash_attn_4_func(q, k, v, window_size=(None, None), softcap=0.0)
+    return out.transpose(1, 2)
+
+
 def flex(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     return flex_attention(q, k, v)
 
@@ -82,8 +90,11 @@ LIBRARIES = [
     by_tokens(stubs.flash_attn_func),
     by_tokens(stubs.flash_attn_3_func),
     by_tokens(stubs.memory_efficient_attention),
+    by_tokens(stubs.memory_efficient_attention_hopper),
+    by_tokens(stubs.memory_efficient_attention_forward),
     by_tokens(stubs.sageattn, tensor_layout="NHD"),
     sage,
+    flash_4,
     flash_qkvpacked,
     flash_varlen,
     torch_varlen,
@@ -118,6 +129,20 @@ def causal(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
 
 def sliding(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
     return by_tokens(stubs.flash_attn_func, window_size=(8, 8))(q, k, v, mask)
+
+
+def causal_by_its_window(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    return by_tokens(stubs.flash_attn_func, window_size=(-1, 0))(q, k, v, mask)
+
+
+def sliding_4(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return stubs.flash_attn_4_func(q, k, v, window_size=(None, 0))[0].transpose(1, 2)
+
+
+def with_a_sink(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return stubs.flash_attn_4_func(q, k, v, learnable_sink=v[0, 0, :, 0])[0].transpose(1, 2)
 
 
 def reading_sums(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
@@ -155,6 +180,9 @@ def five_dimensions(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
         (five_dimensions, "`scaled_dot_product_attention` of tensors with 5 dimensions"),
         (causal, "causal attention"),
         (sliding, "`flash_attn::_flash_attn_forward` with `window_size_left`"),
+        (causal_by_its_window, "`flash_attn::_flash_attn_forward` with `window_size_right`"),
+        (sliding_4, "`flash_attn_func` with `window_size`"),
+        (with_a_sink, "`flash_attn_func` with `learnable_sink`"),
         (reading_sums, "its log-sum-exp is read too"),
         (
             lengths_of_data,
