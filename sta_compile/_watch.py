@@ -8,14 +8,14 @@ the model's own code runs in Python anyway and only its blocks are compiled. A w
                                        each block runs what it compiled inside of `aside(block, args, kwargs)`
 
 So it is known of this very call, whichever branch it took. Private torch APIs, tested on 2.11 and 2.13:
-torch.utils._python_dispatch (TorchDispatchMode, _get_current_dispatch_mode), UntypedStorage._cdata.
+torch.utils._python_dispatch (TorchDispatchMode, _get_current_dispatch_mode), torch.utils.weak, UntypedStorage._cdata.
 """
 
 from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -25,6 +25,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .analysis.graph_view import mark_parameter
 
@@ -66,7 +67,7 @@ def aside(block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> I
 
 
 class _Watch(TorchDispatchMode):
-    """The graph of what has run. Tensors in it are kept, so that no other one takes the place of theirs."""
+    """The graph of what has run, and which of its nodes each tensor is that still exists."""
 
     supports_higher_order_operators = True
 
@@ -75,7 +76,8 @@ class _Watch(TorchDispatchMode):
         self.blocks, self.on = blocks, False
         self._reached = reached
         self._graph = torch.fx.Graph()
-        self._nodes: dict[int, tuple[Tensor, torch.fx.Node]] = {}
+        self._nodes: MutableMapping[Tensor, torch.fx.Node] = WeakTensorKeyDictionary()
+        self._inputs = 0
 
     def start(self) -> None:
         self.__enter__()  # type: ignore[no-untyped-call]
@@ -95,31 +97,32 @@ class _Watch(TorchDispatchMode):
         node = self._graph.call_function(func, *given)
         node.meta["example_value"] = tree_map_only(Tensor, _without_data, out)
         if isinstance(out, Tensor):
-            self._nodes[id(out)] = (out, node)
+            self._nodes[out] = node
         elif isinstance(out, (tuple, list)):
             for index, item in enumerate(out):
                 if isinstance(item, Tensor):
                     part = self._graph.call_function(operator.getitem, (node, index))
                     part.meta["example_value"] = _without_data(item)
-                    self._nodes[id(item)] = (item, part)
+                    self._nodes[item] = part
         return out
 
     def end(self, leaves: Sequence[Any]) -> None:
         """A block is called with these."""
-        known = [self._nodes[id(x)][1] for x in leaves if id(x) in self._nodes]
+        known = [self._nodes[x] for x in leaves if isinstance(x, Tensor) and x in self._nodes]
         self._graph.output(tuple(known))
         self._nodes.clear()
         self._reached(torch.fx.GraphModule(nn.Module(), self._graph))
 
     def _node_of(self, tensor: Tensor) -> torch.fx.Node:
-        if id(tensor) not in self._nodes:
+        if tensor not in self._nodes:
             with self._graph.inserting_before(next(iter(self._graph.nodes), None)):
-                node = self._graph.placeholder(f"input_{len(self._nodes)}")
+                node = self._graph.placeholder(f"input_{self._inputs}")
+            self._inputs += 1
             node.meta["example_value"] = _without_data(tensor)
             if isinstance(tensor, nn.Parameter):
                 mark_parameter(node)
-            self._nodes[id(tensor)] = (tensor, node)
-        return self._nodes[id(tensor)][1]
+            self._nodes[tensor] = node
+        return self._nodes[tensor]
 
     def _forget_written(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Whatever shares memory with what an operator writes is a new tensor, of which nothing is known."""
@@ -135,9 +138,9 @@ class _Watch(TorchDispatchMode):
             for x in tree_leaves(named.get(a.name))
             if isinstance(x, Tensor)
         ]
-        for key, (tensor, _) in list(self._nodes.items()):
+        for tensor in list(self._nodes):
             if _memory_of(tensor) in written:
-                del self._nodes[key]
+                del self._nodes[tensor]
 
 
 def _memory_of(tensor: Tensor) -> int:
