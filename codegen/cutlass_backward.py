@@ -19,6 +19,7 @@ from .emitter import Problem
 
 QUERIES = 64  # of a step of a thread block that owns keys
 ROW_WARPS = 8
+KERNELS = ("auto", "cutlass")  # values of the option `kernel` that ask for them
 LARGEST_PAIR = 128  # head dim to which a thread's registers hold a row of dK and of dV
 
 
@@ -32,6 +33,13 @@ class Step(NamedTuple):
 def refuse(problem: Problem) -> str:
     """Why there are no C++ kernels for this backward pass, or ""."""
     return CutlassForward().refuse(replace(problem, direction="forward"))
+
+
+def kernels(problem: Problem, kernel: str, deterministic: bool) -> tuple[KernelSpec, ...]:
+    """What has to be built for the backward pass of a problem. kernel: the option; none where PyTorch computes it."""
+    if kernel not in KERNELS or refuse(problem):
+        return ()
+    return tuple(dict.fromkeys(step.spec for step in plan(problem, deterministic)))
 
 
 def plan(problem: Problem, deterministic: bool) -> tuple[Step, ...]:

@@ -14,8 +14,7 @@ from ..ir.kernel_spec import KernelSpec
 from .cutlass_blocks import BOX, QUERY_UNIT, row_bytes
 from .cutlass_layout import FORWARD, KEY_GRADIENTS, QUERY_GRADIENTS, ROWS, Layout
 
-# Alignment of the buffers to 1 KiB; barriers, and which keys of the rest count.
-EXTRA = 1024 + 1024
+EXTRA = 1024  # barriers, and the list of the packed rest
 PART = 64  # columns of dQ that are summed at a time
 KEY_ROWS = 128  # keys of a thread block that owns keys
 # Gradients that a kernel whose thread blocks own keys computes, by direction: dK, dV, and the sum of dQ.
@@ -125,4 +124,4 @@ def _query_walk_bytes(spec: KernelSpec) -> int:
         sums = 2 * 1024
     # Of each stage: lse and the sum over dO * O of each row; rows of four steps, of 16 each.
     notes = blocks.stages * (blocks.m * 8 + 4 * 4 * 10)
-    return rows * row_bytes(spec.head_dim) + sums + notes + 1024 + 512
+    return rows * row_bytes(spec.head_dim) + sums + notes + EXTRA // 2

@@ -54,4 +54,6 @@ def request_of(node: torch.fx.Node) -> Request:
         scale=scale,  # type: ignore[arg-type]
         kernel=spec.kernel,
         choice=spec.choice,
+        backward=torch.is_grad_enabled()
+        and any(fake_value(x).requires_grad for x in node.args[:3]),
     )

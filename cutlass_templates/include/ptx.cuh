@@ -53,14 +53,6 @@ __device__ __forceinline__ void load_box(void* to, TensorMap const& map, Barrier
         "r"(batch) : "memory");
 }
 
-// 8 bytes of global memory, asynchronously; arrive_after_copies of the same thread is the end of it.
-__device__ __forceinline__ void copy_8_bytes(void* to, void const* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
-__device__ __forceinline__ void arrive_after_copies(Barrier& barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&barrier)) : "memory");
-}
-
 // Adds float values in shared memory to those in global memory, asynchronously; both start at 16 bytes.
 __device__ __forceinline__ void add_to_global(float* to, void const* from, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"

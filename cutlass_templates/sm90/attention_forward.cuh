@@ -22,8 +22,9 @@
 extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     sta_attention_forward(__grid_constant__ sta::Parameters const p) {
   using namespace sta;
-  extern __shared__ unsigned char memory[];
-  Shared& s = *reinterpret_cast<Shared*>((reinterpret_cast<unsigned long long>(memory) + 1023) & ~1023ull);
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Shared& s = *reinterpret_cast<Shared*>(memory);
+  if (shared_address(memory) % 1024 != 0) __trap();  // swizzled boxes need it, and the declaration asks for it
   Problem const& problem = p.problem;
   Work const work = work_of(problem, blockIdx.x);
   // The shuffle tells the compiler that it is the same in a warp, which keeps descriptors in uniform registers.

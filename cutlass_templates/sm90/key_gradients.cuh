@@ -54,9 +54,9 @@ struct KeyConsumer {
     }
 #pragma unroll
     for (int n = 0; n < kScores / 4; n++) {
-      float4 const of = *reinterpret_cast<float4 const*>(&s.statistics[stage][n * 8 + lane % 4 * 2]);
+      float2 const lse = *reinterpret_cast<float2 const*>(&s.lse[stage][n * 8 + lane % 4 * 2]);
 #pragma unroll
-      for (int i = 0; i < 4; i++) scores[4 * n + i] = exp2_approx(fmaf(scores[4 * n + i], scale, i % 2 ? -of.z : -of.x));
+      for (int i = 0; i < 4; i++) scores[4 * n + i] = exp2_approx(fmaf(scores[4 * n + i], scale, i % 2 ? -lse.y : -lse.x));
     }
 #pragma unroll
     for (int i = 0; i < kScores / 2; i++) weights[i] = pack<kBfloat16>(scores[2 * i], scores[2 * i + 1]);
@@ -66,11 +66,11 @@ struct KeyConsumer {
   __device__ __forceinline__ void differentiate(int stage) {
 #pragma unroll
     for (int n = 0; n < kScores / 4; n++) {
-      float4 const of = *reinterpret_cast<float4 const*>(&s.statistics[stage][n * 8 + lane % 4 * 2]);
+      float2 const delta = *reinterpret_cast<float2 const*>(&s.delta[stage][n * 8 + lane % 4 * 2]);
 #pragma unroll
       for (int i = 0; i < 2; i++) {
         float2 const weight = unpack<kBfloat16>(weights[2 * n + i]);
-        packed[2 * n + i] = pack<kBfloat16>(weight.x * (dscores[4 * n + 2 * i] - of.y), weight.y * (dscores[4 * n + 2 * i + 1] - of.w));
+        packed[2 * n + i] = pack<kBfloat16>(weight.x * (dscores[4 * n + 2 * i] - delta.x), weight.y * (dscores[4 * n + 2 * i + 1] - delta.y));
       }
     }
   }
@@ -124,6 +124,7 @@ struct KeyConsumer {
         finish_products<kValueGradient>();
         pin(dscores);
         differentiate(stage);
+        sync_warpgroup(id);  // all four warps have read the statistics of this stage
         if constexpr (kQuerySum) {
           wait(s.ds_empty[j % 2], j / 2 % 2 ^ 1);
           publish(j % 2);
@@ -145,6 +146,7 @@ struct KeyConsumer {
         pin(dk);
       } else {
         release(s.dout_empty[stage]);
+        sync_warpgroup(id);
       }
       release(s.q_empty[stage]);
     }
@@ -228,8 +230,9 @@ __device__ __forceinline__ void clear_hidden(BackwardShared& s, int first, unsig
 
 extern "C" __global__ void __launch_bounds__(sta::kQuerySum ? 512 : 384, 1) sta_key_gradients(__grid_constant__ sta::BackwardParameters const p) {
   using namespace sta;
-  extern __shared__ unsigned char memory[];
-  BackwardShared& s = *reinterpret_cast<BackwardShared*>((reinterpret_cast<unsigned long long>(memory) + 1023) & ~1023ull);
+  extern __shared__ __align__(1024) unsigned char memory[];
+  BackwardShared& s = *reinterpret_cast<BackwardShared*>(memory);
+  if (shared_address(memory) % 1024 != 0) __trap();  // swizzled boxes need it, and the declaration asks for it
   KeyWork const work = key_work_of(p, blockIdx.x);
   if (work.length <= 0) return;  // a smaller tile
   int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);

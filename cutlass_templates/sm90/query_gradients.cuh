@@ -22,7 +22,7 @@ struct QueryShared {
   Barrier q_full;
   int first[4 * kWarpgroups];  // query row of each warp, -1 without one
 };
-static_assert(offsetof(QueryShared, first) + sizeof(QueryShared::first) + 1023 <= kSharedBytes);
+static_assert(offsetof(QueryShared, first) + sizeof(QueryShared::first) <= kSharedBytes);
 
 struct QueryConsumer {
   QueryShared& s;
@@ -102,8 +102,9 @@ struct QueryConsumer {
 extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     sta_query_gradients(__grid_constant__ sta::QueryGradientParameters const p) {
   using namespace sta;
-  extern __shared__ unsigned char memory[];
-  QueryShared& s = *reinterpret_cast<QueryShared*>((reinterpret_cast<unsigned long long>(memory) + 1023) & ~1023ull);
+  extern __shared__ __align__(1024) unsigned char memory[];
+  QueryShared& s = *reinterpret_cast<QueryShared*>(memory);
+  if (shared_address(memory) % 1024 != 0) __trap();  // swizzled boxes need it, and the declaration asks for it
   Problem const& problem = p.problem;
   Work const work = work_of(problem, blockIdx.x);
   int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);

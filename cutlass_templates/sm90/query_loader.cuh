@@ -113,7 +113,7 @@ struct BackwardShared {
   alignas(1024) unsigned char q[kStages][kBlockQueries * kRowBytes], dout[kStages][kBlockQueries * kRowBytes];
   alignas(1024) unsigned char dscores[kQuerySum ? 2 : 1][kQuerySum ? kBlockKeys * kSwizzle : 1024];  // [keys][queries]
   alignas(1024) float dq[kQuerySum ? kParts : 1][kQuerySum ? kBlockQueries * kPart : 256];
-  float2 statistics[kStages][kBlockQueries];
+  float lse[kStages][kBlockQueries], delta[kStages][kBlockQueries];  // the statistics
   GroupList<kGroups> list;
   Barrier keys_full, q_full[kStages], q_empty[kStages], dout_full[kStages], dout_empty[kStages], ds_full[2], ds_empty[2], loaded, counted;
   int steps;
@@ -121,8 +121,7 @@ struct BackwardShared {
   long long row[kNoted][kGroups];
   unsigned char from[kNoted][kGroups], to[kNoted][kGroups];
 };
-static_assert(offsetof(BackwardShared, to) + sizeof(BackwardShared::to) + 1023 <= kSharedBytes,
-              "the host asks for kSharedBytes, of which up to 1023 align the struct");
+static_assert(offsetof(BackwardShared, to) + sizeof(BackwardShared::to) <= kSharedBytes);
 
 // Rows that see nothing of this block have no weight (their lse is infinite), but 0 * NaN is NaN.
 __device__ __forceinline__ void clear_rows(unsigned char* rows, unsigned seen, int g) {
@@ -160,14 +159,18 @@ __device__ __forceinline__ void produce_queries(BackwardParameters const& parame
 #pragma unroll 1
   for (int head = work.kv_head * share; head < (work.kv_head + 1) * share; head++) {
     long long const head_row = (static_cast<long long>(work.batch) * p.heads + head) * p.queries;
-    // Row `lane` and row lane + 32 of the block, -1 for one that sees nothing.
-    auto const load_statistics = [&](int stage, long long row, long long other) {
-      copy_8_bytes(&s.statistics[stage][lane], parameters.statistics + (row < 0 ? all_rows : row));
-      copy_8_bytes(&s.statistics[stage][lane + 32], parameters.statistics + (other < 0 ? all_rows : other));
-      arrive_after_copies(s.q_full[stage]);
+    // Row `lane` and row lane + 32 of the block, -1 for one that sees nothing. They are read before a stage is waited for.
+    auto const read = [&](long long row) { return parameters.statistics[row < 0 ? all_rows : row]; };
+    auto const write = [&](int stage, float2 first, float2 second) {
+      s.lse[stage][lane] = first.x;
+      s.delta[stage][lane] = first.y;
+      s.lse[stage][lane + 32] = second.x;
+      s.delta[stage][lane + 32] = second.y;
+      arrive(s.q_full[stage]);
     };
     walk.whole([&](int token) {
       int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
+      float2 const first = read(head_row + token + lane), second = read(head_row + token + lane + 32);
       wait(s.q_empty[stage], parity);
       if (leader) {
         for (int g = 0; g < kGroups; g++) {
@@ -181,7 +184,7 @@ __device__ __forceinline__ void produce_queries(BackwardParameters const& parame
         arrive(s.q_full[stage]);
       }
       __syncwarp();
-      load_statistics(stage, head_row + token + lane, head_row + token + lane + 32);
+      write(stage, first, second);
       if (leader) {
         wait(s.dout_empty[stage], parity);
         expect(s.dout_full[stage], kBlockQueries * kRowBytes);
@@ -200,7 +203,7 @@ __device__ __forceinline__ void produce_queries(BackwardParameters const& parame
         int const first = __shfl_sync(~0u, mine.token, i / kGroup);
         return __shfl_sync(~0u, mine.seen, i / kGroup) >> i % kGroup & 1 ? head_row + first + i % kGroup : -1ll;
       };
-      long long const row = row_of(lane), other = row_of(lane + 32);
+      float2 const first = read(row_of(lane)), second = read(row_of(lane + 32));
       int const c = lane % kColumnBlocks, g = lane / kColumnBlocks, token = __shfl_sync(~0u, mine.token, g);
       auto const load = [&](unsigned char* rows, TensorMap const& map, Barrier& full) {
         Barrier& loaded = walk.shorter ? s.loaded : full;
@@ -219,12 +222,12 @@ __device__ __forceinline__ void produce_queries(BackwardParameters const& parame
         }
       };
       wait(s.q_empty[stage], parity);
-      load_statistics(stage, row, other);
+      write(stage, first, second);
       for (int i = 0; i < kGroups; i++) {
         unsigned const of_group = __shfl_sync(~0u, mine.seen, i);
-        int const first = __shfl_sync(~0u, mine.token, i);
+        int const start = __shfl_sync(~0u, mine.token, i);
         if (leader) {
-          s.row[j % kNoted][i] = head_row + first;
+          s.row[j % kNoted][i] = head_row + start;
           s.from[j % kNoted][i] = of_group == 0 ? 0 : __ffs(of_group) - 1;
           s.to[j % kNoted][i] = 32 - __clz(of_group);
         }

@@ -71,6 +71,15 @@ class Row:
 
 
 def measure(workload: Workload, options: Options) -> Row:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(workload.deterministic, warn_only=True)
+    try:
+        return _measure(workload, options)
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _measure(workload: Workload, options: Options) -> Row:
     torch._dynamo.reset()  # FlexAttention compiles for each shape, and Dynamo allows few of one function
     w, device = workload, options.device
     inputs = Inputs.make(w, device)

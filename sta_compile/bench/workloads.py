@@ -39,6 +39,7 @@ class Workload:
     ] = ()  # flags of the samples, beside a window; () is one sample without a flag
     token_major: bool = True
     backward: bool = False
+    deterministic: bool = False  # under torch.use_deterministic_algorithms
     peers: tuple[str, ...] = DENSE
 
     @property
@@ -125,6 +126,7 @@ BACKWARD = tuple(
     replace(w, name=f"{w.name} backward", backward=True, peers=peers)
     for w, peers in (
         (W1, (*DENSE, "flex STA", "flash-attn-4 STA")),
+        (replace(W1, name="W1 333 deterministic", deterministic=True), ()),
         (replace(W1, name="W1 555", window=(5, 5, 5)), (*DENSE, "flash-attn-4 STA")),
         (WAN, DENSE),
     )

@@ -13,7 +13,7 @@ from ..ir.kernel_spec import KernelSpec
 from .build import build
 from .cutlass_backward_bind import bind_gradients
 from .cutlass_bind import Binding, bind_forward
-from .driver import INVALID_CONTEXT, checked, driver, make_context_current
+from .driver import INVALID_CONTEXT, checked, current_stream, driver, make_context_current
 from .runner import Start
 from .tensors import GradientTensors, Tensors
 
@@ -72,7 +72,7 @@ def _start(spec: KernelSpec, binary: Loaded, function: Any, binding: Binding) ->
     how = binding.blocks, 1, 1, 32 * spec.blocks.warps, 1, 1, binary.shared
 
     def start(tensors: tuple[torch.Tensor | None, ...]) -> None:
-        stream = torch.cuda.current_stream(device).cuda_stream
+        stream = current_stream(device)
         given = arguments.of(tensors)
         (error,) = launch(function, *how, stream, given.address, 0)
         if error == INVALID_CONTEXT:  # the first driver call of this thread

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 INVALID_CONTEXT = 201
 
 
@@ -12,6 +14,11 @@ def make_context_current(device: int) -> None:
     cu = driver()
     handle = checked(cu.cuDeviceGet(device))
     checked(cu.cuCtxSetCurrent(checked(cu.cuDevicePrimaryCtxRetain(handle))))
+
+
+def current_stream(device: int) -> int:
+    """Handle of torch's current stream. What generated code of inductor calls: torch.cuda.current_stream makes an object."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
 
 
 def driver() -> Any:

@@ -193,10 +193,7 @@ def _result(tensors: Tensors, out: Tensor) -> tuple[Tensor, Tensor]:
 
 def run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> Start | None:
     """Launches on the current stream; None if that is not possible. The result launches again."""
-    index = tensors.q.device.index
-    if (spec, index) not in _built and torch.cuda.is_current_stream_capturing():
-        return None
-    binary = built(spec, index)
+    binary = built(spec, tensors.q.device.index)
     if binary is None:
         return None
     try:
@@ -209,8 +206,10 @@ def run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) ->
 
 
 def built(spec: KernelSpec, device: int) -> Any:
-    """The loaded binary; None if the kernel has failed, now or before."""
-    if spec in _failed:
+    """The loaded binary; None if the kernel has failed, now or before, or would be built while a CUDA graph is captured."""
+    if spec in _failed or (
+        (spec, device) not in _built and torch.cuda.is_current_stream_capturing()
+    ):
         return None
     if (spec, device) not in _built:
         try:

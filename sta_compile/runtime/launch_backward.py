@@ -52,7 +52,7 @@ def attention_backward(
     out, lse: of the forward pass; dout: of out's shape, any strides. The same bits in every run if torch asks for
     deterministic algorithms, else but for the order in which dQ is summed in float32.
     """
-    if kernel not in ("auto", "cutlass") or call.q.device.type != "cuda" or call.q.numel() == 0:
+    if kernel == "reference" or call.q.device.type != "cuda" or call.q.numel() == 0:
         return None
     q, k, v, out, dout = (_readable(x) for x in (call.q, call.k, call.v, out, dout))
     call = call._replace(q=q, k=k, v=v)
@@ -65,6 +65,8 @@ def attention_backward(
     if plan is None:
         problem = problem_of(Tensors(q, k, v, out, lse, *flags), geometry, call.scale)
         reason = cutlass_backward.refuse(problem)
+        if kernel not in cutlass_backward.KERNELS:
+            reason = f"kernel={kernel!r} has no backward pass; pass kernel='auto'"
         if reason:
             say(
                 f"the backward pass of attention runs in PyTorch operations, which is slow: {reason}"

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..codegen import cutlass_backward
 from ..codegen.emitter import Problem
 from ..codegen.select import candidates, select
 from ..ir.geometry import Geometry
@@ -27,7 +28,7 @@ class Request:
 
     shape: of q, [batch, heads, tokens, head_dim]. keys: tokens of k and v. geometry: None for a grid that is not known yet.
     token_major: memory is [batch, tokens, heads, head_dim]. device: on meta, kernels are those of the target that the
-    option `target` names. kernel, choice: as in AttentionSpec.
+    option `target` names. kernel, choice: as in AttentionSpec. backward: gradients will be asked for.
     """
 
     shape: tuple[int, int, int, int]
@@ -45,6 +46,7 @@ class Request:
     scale: float = 1.0
     kernel: str = "auto"
     choice: str = ""
+    backward: bool = False
 
     def tensors(self, device: str | torch.device = "meta") -> Tensors:
         """Of such a call; what is in them is not defined."""
@@ -101,6 +103,11 @@ def prepare(request: Request) -> tuple[str, ...]:
         done += works
         if len(works) == len(specs):
             break
+    if request.backward:
+        specs = cutlass_backward.kernels(
+            problem, kernel, torch.are_deterministic_algorithms_enabled()
+        )
+        done += [spec.text() for spec in specs if _build(spec, request.device)]
     return tuple(done)
 
 

@@ -97,8 +97,7 @@ def driver(monkeypatch):
     )
     cutlass_parameters._encoding.cache_clear()
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
-    stream = SimpleNamespace(cuda_stream=77)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(cutlass_runner, "current_stream", lambda device: 77)
     yield made
     cutlass_parameters._encoding.cache_clear()
 
