@@ -62,6 +62,22 @@ def test_the_operator_alone():
         assert cell == " / ".join(f"{values[peer]:.{digits}f}" for peer in ("cudnn", "flash"))
 
 
+def test_the_first_call():
+    """The bars that were set: half of flat inductor's time, a quarter of that in a second process, and 5 % for the stages."""
+    rows = json.loads((ROOT / "results" / "cpu" / "compile_time.json").read_text())
+    for start, model in (("Wan, 40", "wan"), ("HunyuanVideo, 60", "hunyuan")):
+        runs = {
+            r["run"].removeprefix("sta_compile.compile, "): r
+            for r in rows
+            if "run" in r and r["model"] == model
+        }
+        flat, cold, second = (runs[n] for n in ("flat inductor, cold", "cold", "second process"))
+        assert row(start) == [f"{r['cpu_s']:.1f}" for r in (flat, cold, second)]
+        assert flat["cpu_s"] > 2 * cold["cpu_s"] > 8 * second["cpu_s"]
+        assert cold["stages_s"] < 0.05 * cold["cpu_s"]
+        assert f"{cold['stages_s']:.1f} s" in README
+
+
 def test_every_stored_run_says_where_it_is_from():
     for path in RESULTS.glob("*.json"):
         stored = json.loads(path.read_text())
