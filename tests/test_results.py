@@ -63,7 +63,7 @@ def test_the_operator_alone():
 
 
 def test_the_first_call():
-    """The bars that were set: half of flat inductor's time, a quarter of that in a second process, and 5 % for the stages."""
+    """Half of flat inductor's time, a quarter of that in a second process, and 5 % for the stages, at most."""
     rows = json.loads((ROOT / "results" / "cpu" / "compile_time.json").read_text())
     for start, model in (("Wan, 40", "wan"), ("HunyuanVideo, 60", "hunyuan")):
         runs = {
