@@ -83,3 +83,10 @@ def test_every_stored_run_says_where_it_is_from():
         stored = json.loads(path.read_text())
         head = stored[0] if isinstance(stored, list) else stored
         assert {"date", "device", "torch", "commit", "command"} <= head.keys(), path.name
+
+
+def test_the_backward_pass():
+    rows = json.loads((RESULTS / "kernels.json").read_text())
+    found = {r["workload"]: r for r in rows if "workload" in r}
+    ms, rate = (found["W1 333 backward"][name]["sta"] for name in ("ms", "tflops"))
+    assert f"took {ms:.1f} ms on Hopper ({rate:.0f} TFLOP/s" in README
