@@ -46,8 +46,7 @@ _ids = itertools.count()
 class Atom:
     """An axis of its own until something binds it to a product of others.
 
-    origin: "" or how the atom was proved to be a grid axis ("conv3d patch embed", ...); such an atom is not split further
-        when a grid is read.
+    origin: "" or how the atom was proved to be a grid axis ("conv3d patch embed", ...).
     slice_of: (axis, start, stop) when it is a part of another axis.
     apart: atoms that it is not, whatever their size: rows are no columns where a grid is square.
     """
@@ -98,14 +97,14 @@ def fresh(size: Size, *, origin: str = "") -> Axis:
     return (Atom(size, origin=origin),)
 
 
-def resolve(axis: Axis, *, to_grid: bool = False) -> Axis:
-    """The factors that an axis is known to be made of; with `to_grid`, atoms that are proved grid axes stay whole."""
+def resolve(axis: Axis) -> Axis:
+    """The factors that an axis is known to be made of."""
     out: list[Factor] = []
     for factor in axis:
         if isinstance(factor, Concat):
             parts: list[Axis] = []
             for part in factor.parts:
-                inner = resolve(part, to_grid=to_grid)
+                inner = resolve(part)
                 if len(inner) == 1 and isinstance(inner[0], Concat):
                     parts.extend(inner[0].parts)
                 elif axis_size(inner) != 0:
@@ -114,12 +113,12 @@ def resolve(axis: Axis, *, to_grid: bool = False) -> Axis:
                 out.extend(parts[0])
             else:
                 out.append(Concat(tuple(parts)))
-        elif factor.bound is not None and not (to_grid and factor.origin):
+        elif factor.bound is not None:
             factor.bound = _end_of_chain(factor.bound)
-            out.extend(resolve(factor.bound, to_grid=to_grid))
+            out.extend(resolve(factor.bound))
         elif factor.slice_of is not None and (part := _whole_segments(*factor.slice_of)):
             factor.bound = part  # what it was sliced from is known by now to be a concatenation
-            out.extend(resolve(part, to_grid=to_grid))
+            out.extend(resolve(part))
         else:
             out.append(factor)
     return tuple(out)

@@ -15,6 +15,7 @@ import torch.fx
 
 from .attention_site import AttentionSite, Problem
 from .axes import Atom, Axis, atoms_of, resolve, segments_of
+from .folded_axes import FoldedAxes
 from .graph_view import argument, canonical_name, is_tensor
 from .mask_spans import index_items
 from .token_streams import TokenStreams, passed_on
@@ -35,8 +36,10 @@ _PIECES = ("split", "chunk", "tensor_split", "split_with_sizes")
 class Factorisation:
     """Answers for the attention sites of one graph. latents: axes of its inputs and outputs, batch first."""
 
-    def __init__(self, streams: TokenStreams, latents: Sequence[Sequence[Axis]]) -> None:
-        self.streams, self.trace = streams, streams.trace
+    def __init__(
+        self, streams: TokenStreams, folded: FoldedAxes, latents: Sequence[Sequence[Axis]]
+    ) -> None:
+        self.streams, self.trace, self._folded = streams, streams.trace, folded
         self._latents = latents
         self._parts: dict[Axis, set[torch.fx.Node]] = {}
         self._embedded = streams.embedded()
@@ -47,10 +50,10 @@ class Factorisation:
         inner = {axis[0] for axes in self._latents for axis in axes[1:] if axis}
         others = (order.heads, order.tokens, order.features)
         batch = [axis for d, axis in enumerate(dims) if d not in others]
-        if any(f in inner for axis in batch for f in resolve(axis, to_grid=True)):
+        if any(a in inner or a.origin for axis in batch for a in atoms_of(self._folded.of(axis))):
             return _IN_BATCH
         heads = () if order.heads is None else dims[order.heads]
-        whole = [resolve(part, to_grid=True) for part in parts]
+        whole = [self._folded.of(part) for part in parts]
         if any(self._are_frames(heads, part) for part in whole):
             return _IN_HEADS
         taken = sum(site.q in self._taken_from_video(part) for part in whole)
@@ -61,7 +64,7 @@ class Factorisation:
 
         Three are asked for: [batch, tokens, channels] has two.
         """
-        atoms = {atom for atom in atoms_of(resolve(axis, to_grid=True)) if atom not in part}
+        atoms = {atom for atom in atoms_of(self._folded.of(axis)) if atom not in part}
         return any(atom.origin for atom in atoms) or any(
             atoms & own and len(atoms & own) + len(part) > 2 for own in map(set, self._around(part))
         )
@@ -109,7 +112,7 @@ class Factorisation:
 
     def _is_video(self, axis: Axis) -> bool:
         """Are the factors of an axis proved, or several axes of one latent?"""
-        axis = resolve(axis, to_grid=True)
+        axis = self._folded.of(axis)
         proved = any(atom.origin for atom in atoms_of(axis))
         return proved or (len(axis) > 1 and any(True for _ in self._around(axis)))
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from ..ir.attention_spec import Triple
-from .axes import Atom, Axis, Size, factor_size, resolve
+from .axes import Axis, Size, factor_size
+from .folded_axes import FoldedAxes
 from .graph_view import canonical_name
 from .hints import Hint
 from .trace_dims import DimTrace
@@ -93,11 +94,12 @@ class AxisNames:
     def __init__(
         self,
         trace: DimTrace,
+        folded: FoldedAxes,
         latents: Sequence[Sequence[Axis]],
         positions: Sequence[Axis],
     ) -> None:
         self._embedded = [
-            [resolve(axis, to_grid=True) for axis in (trace.dims(node) or ())[2:]]
+            [folded.of(axis) for axis in (trace.dims(node) or ())[2:]]
             for node in trace.view.nodes
             if canonical_name(node) in ("conv2d", "conv3d")
         ]
@@ -135,10 +137,3 @@ class AxisNames:
 def _counted(factors: Sequence[Any]) -> dict[Any, int]:
     """Three are frames, rows and columns in this order, two are rows and columns."""
     return {factor: 3 - len(factors) + i for i, factor in enumerate(factors)}
-
-
-def grid_atoms(part: Axis) -> tuple[Atom, ...] | None:
-    """The two or three factors that a token axis may have to be a grid."""
-    factors = resolve(part, to_grid=True)
-    atoms = tuple(f for f in factors if isinstance(f, Atom))
-    return atoms if len(atoms) == len(factors) and len(factors) in (2, 3) else None

@@ -7,7 +7,7 @@ axis `(t3 h4 w5)` is that grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from math import prod
 
@@ -15,8 +15,9 @@ import torch.fx
 
 from ..ir.known_tokens import OF_CALL, Known, grid_of_tokens
 from .axes import Atom, Axis, axis_size, resolve, same_size
-from .graph_view import is_parameter
-from .grid_axis import AxisNames, GridAxis, by_name, grid_atoms
+from .folded_axes import FoldedAxes
+from .graph_view import canonical_name, is_parameter
+from .grid_axis import AxisNames, GridAxis, by_name
 from .hints import Hints
 from .rival_sequences import RivalSequences
 from .rope_axes import position_axes
@@ -36,6 +37,7 @@ class GridProofs:
     ) -> None:
         self.trace, self.hints = trace, hints
         self.declared, self.known, self.rivals = declared, known, rivals
+        self.folded = FoldedAxes(trace)
         self._inputs = self._latents(
             n for n in trace.view.nodes if trace.view.is_root_input(n) and not is_parameter(n)
         )
@@ -44,7 +46,7 @@ class GridProofs:
         # declared grids: one tuple of factors per token axis
         self._declared: dict[Axis, Axis] = {}
         self._positions = position_axes(trace)
-        self._names = AxisNames(trace, self.latents, self._positions)
+        self._names = AxisNames(trace, self.folded, self.latents, self._positions)
 
     @property
     def latents(self) -> list[list[Axis]]:
@@ -54,7 +56,7 @@ class GridProofs:
     def _latents(self, nodes: Iterable[torch.fx.Node]) -> list[list[Axis]]:
         """Axes of the tensors among the nodes: b, c, t, (h p), (w p) of a latent that is cut into patches."""
         known = [dims for dims in map(self.trace.dims, nodes) if dims is not None]
-        return [[resolve(axis, to_grid=True) for axis in dims] for dims in known]
+        return [[self.folded.of(axis) for axis in dims] for dims in known]
 
     def grid_of(self, part: Axis) -> GridAxis | None:
         """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
@@ -69,7 +71,7 @@ class GridProofs:
         return replace(found, contradicts=self.declared) if contradicted else found
 
     def proved(self, part: Axis) -> GridAxis | None:
-        atoms = grid_atoms(part)
+        atoms = self.folded.grid_atoms(part)
         if atoms is None:
             return None
         hint = self.hints.by_atom.get(atoms[-1])
@@ -90,6 +92,14 @@ class GridProofs:
         if order is None:
             return GridAxis(part, factors, evidence, named=False)
         return GridAxis(part, factors, evidence, order=order[0], ones=order[1])
+
+    def embedded(self) -> Iterator[Axis]:
+        """The grids that patch embeds make, whether any attention has them or not."""
+        for node, traced in self.trace.values.items():
+            known = traced if isinstance(traced, tuple) else ()
+            made = any(isinstance(f, Atom) and f.origin for axis in known for f in axis)
+            if made and canonical_name(node).startswith("conv"):
+                yield resolve(tuple(factor for axis in known[2:] for factor in axis))
 
     def is_shared_number(self, part: Axis) -> bool:
         """Is a grid known of its number of tokens, and more than one sequence has so many?"""
@@ -115,8 +125,8 @@ class GridProofs:
         return self._declared.setdefault(resolve(part), tuple(Atom(s) for s in shape))
 
     def by_positions(self, part: Axis) -> GridAxis | None:
-        factors = resolve(part, to_grid=True)
-        atoms = grid_atoms(part)
+        factors = resolve(part)
+        atoms = self.folded.grid_atoms(part)
         three = atoms is not None and len(atoms) == 3
         if not three and (len(factors) not in (2, 3) or factors not in self._positions):
             return None

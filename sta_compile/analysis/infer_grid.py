@@ -32,7 +32,7 @@ from .grid_axis import GridAxis
 from .grid_proofs import GridProofs
 from .hints import Hints, how_to_tell
 from .moved_tokens import MOVED, MovedTokens
-from .operator_limits import FROM_OTHER_GRAPHS, ONE_BODY, PICKED_BY_DATA, unsupported
+from .operator_limits import FROM_OTHER_GRAPHS, MADE_OF_VIDEO, ONE_BODY, PICKED_BY_DATA, unsupported
 from .other_processes import SHARDED, OtherProcesses
 from .rival_sequences import RivalSequences
 from .segments import SequenceReader, Tokens, match_segments, start_of, with_wholes
@@ -90,8 +90,9 @@ class GridInference:
         rivals = RivalSequences(self.streams, self._attended(sites))
         self.grids = GridProofs(trace, declared, hints, known, rivals)
         self._parts = TokenParts(self.streams)
-        self._factorisation = Factorisation(self.streams, self.grids.latents)
+        self._factorisation = Factorisation(self.streams, self.grids.folded, self.grids.latents)
         self._moved = MovedTokens(self._parts)
+        self._videos: list[Axis] = []  # of the attentions so far
         self._sequences = SequenceReader(trace.view, hints.values)
 
     def _attended(
@@ -125,7 +126,7 @@ class GridInference:
                 )
             grids = [g for g in grids if any(same_axis(parts[g], part) for part in keys)]
             if not grids:
-                return None
+                return self._made_of_video(site, site.q, site.k)
         # Text as long as the video has its axis too, once both share a table of positions.
         of_latent = [g for g in grids if self._from_latent(site, parts, g)]
         main = self._main(q_axis, parts, of_latent or grids) if grids else None
@@ -225,6 +226,7 @@ class GridInference:
                 "its mask may hide video tokens: only a mask that leaves all video keys to all queries is harmless",
                 "pass no mask, or trim the padding from the prompt",
             )
+        self._videos.append(grid.axis)
         return VideoAttention(site, grid, tokens)
 
     def _among_keys(
@@ -271,6 +273,9 @@ class GridInference:
                 "give the text (or a second video) another number of tokens",
                 over_grid=False,
             )
+        found = self._made_of_video(site, site.q)
+        if found is not None:
+            return found
         return Refusal(
             site.name,
             f"token grid of {axis_size(axis)} tokens is not known: nothing in this graph gives its "
@@ -278,6 +283,13 @@ class GridInference:
             how_to_tell(),
             over_grid=False,
         )
+
+    def _made_of_video(self, site: AttentionSite, *operands: torch.fx.Node) -> Refusal | None:
+        """Attention over tokens that come from one video, in an order that is not known."""
+        for video in (*self.grids.embedded(), *self._videos):
+            if all(self.streams.made_of(operand, video) for operand in operands):
+                return Refusal(site.name, MADE_OF_VIDEO.reason, MADE_OF_VIDEO.hint)
+        return None
 
     def _from_latent(self, site: AttentionSite, parts: tuple[Axis, ...], index: int) -> bool:
         """Do the site's tokens come from the latent that proves its grid?

@@ -17,6 +17,11 @@ ONE_BODY = Problem(
     "give each stream of tokens a block of its own, or compile without nested regions: "
     "sta_compile.compile(model, regions=False)",
 )
+MADE_OF_VIDEO = Problem(
+    "its tokens are made of the video's, but the graph shows no order of frames, rows and columns in them",
+    "if they are merged, dropped or resized there is nothing to do; if tokens are put beside the video, put them before or "
+    "after it as a whole, not between its frames",
+)
 PICKED_BY_DATA = Problem("the tokens of its packed sequences are picked by data", SET_NATIVE)
 
 

@@ -173,14 +173,15 @@ class TokenStreams:
     def made_of(self, node: torch.fx.Node, axis: Axis) -> bool:
         """Was a value made of tokens that have an axis, token by token, in whatever order?"""
         wanted = resolve(axis)
-        return any(self.holds(value, wanted) for value in self._made_of(node))
+        return any(self.holds(value, wanted) for value in self._made_of(node, apart_from=wanted))
 
     def inputs_of(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The inputs of the graph, weights apart, whose tokens a value was made of, token by token."""
         given = (n for n in self._made_of(node) if self.trace.view.is_root_input(n))
         return [n for n in given if is_tensor(n) and not is_parameter(n)]
 
-    def _made_of(self, node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    def _made_of(self, node: torch.fx.Node, apart_from: Axis = ()) -> Iterator[torch.fx.Node]:
+        """Values behind one; apart_from: not those of which it takes other tokens only, as the text of a sequence."""
         view = self.trace.view
         seen, stack = {node}, [node]
         while stack:
@@ -188,16 +189,26 @@ class TokenStreams:
             yield value
             picked = view.picks(value)
             sources = [picked] if picked is not None else view.producers(value)
-            fresh = [source for source in passed_on(value, sources) if source not in seen]
-            seen.update(fresh)
-            stack += fresh
+            for source in passed_on(value, sources):
+                if source not in seen and not self._leaves_out(value, source, apart_from):
+                    seen.add(source)
+                    stack.append(source)
+
+    def _leaves_out(self, value: torch.fx.Node, source: torch.fx.Node, axis: Axis) -> bool:
+        """Does a value take other tokens of its source than these, and is that known?"""
+        if not axis or value in self.trace.opaque or self.trace.invented.get(value):
+            return False
+        atoms = set(atoms_of(axis))
+        return self.holds(source, axis) and atoms.isdisjoint(self.trace.atoms(value))
 
     def tokens_of_latent(self, part: Axis) -> set[torch.fx.Node]:
         """Values that a latent cut into the grid's tokens becomes, token by token, whoever attends to them."""
         if part not in self._of_latent:
             view = self.trace.view
             from_input = self._from_inputs()
-            found = {n for n in from_input if view.is_root_input(n) and self._is_cut_up(n, part)}
+            # A latent may be padded, resized or flipped first, by which its axes become new ones.
+            latents = (n for n in from_input if view.is_root_input(n) or n in self.trace.opaque)
+            found = {n for n in latents if self._is_cut_up(n, part)}
             for node in view.nodes:
                 picked = view.picks(node)
                 sources = [picked] if picked is not None else view.producers(node)

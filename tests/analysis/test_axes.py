@@ -285,13 +285,6 @@ def test_a_piece_of_a_piece_knows_where_it_was() -> None:
     assert index_on((inner,), 1)[whole, 6] == 1
 
 
-def test_a_proved_grid_axis_stays_whole_where_a_grid_is_read() -> None:
-    rows = fresh(8, origin="conv2d patch embed")
-    regroup((rows,), (4, 2))
-    assert len(resolve(rows)) == 2
-    assert resolve(rows, to_grid=True) == rows
-
-
 @pytest.mark.parametrize("proved_first", [True, False])
 def test_the_proved_atom_of_two_is_kept(proved_first: bool) -> None:
     proved, plain = fresh(8, origin="conv2d patch embed"), fresh(8)
