@@ -164,6 +164,35 @@ def test_frames_of_a_temporal_patch() -> None:
     assert relative_error(run(**inputs), model(**inputs)) < 1e-5
 
 
+def in_the_batch(model: Model, x: Tensor) -> Tensor:
+    y = x.flatten(0, 1).flatten(1, 2)
+    return (y + model.frame(y)).view(x.shape)
+
+
+class Judge(nn.Module):
+    """Returns a number per sample: of the frames nothing is left, and they are no axis of the latent either."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(in_the_batch, patch=2)
+
+    def forward(self, latent: Tensor) -> Tensor:
+        return self.model(latent).mean((1, 2, 3, 4))
+
+
+@torch.no_grad()
+def test_frames_in_the_batch_that_only_a_convolution_shows() -> None:
+    judge, inputs = Judge().eval(), {"latent": torch.randn(2, 4, 2 * T, H, W)}
+    report, run = _compiled(judge, inputs)
+    (site,) = report.replaced
+    assert site.grid == GRID
+    judge.model.video.mask = window_mask(site.grid, site.tiles, site.window)
+    assert relative_error(run(**inputs), judge(**inputs)) < 1e-5
+    assert ["frames or positions are in the batch axis" in r.reason for r in report.refused] == [
+        True
+    ]
+
+
 def samples(model: Model, x: Tensor) -> Tensor:
     y = x.flatten(1, 3)
     return torch.cat([s + model.frame(s) for s in y.split(1)]).view(x.shape)
