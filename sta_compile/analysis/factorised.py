@@ -30,6 +30,7 @@ _IN_PIECES = Problem(
     "its sequence is put together of pieces of the video, which nothing shows to be all of it in its order",
     "keep the video's tokens in one tensor: reshape it instead of putting frames together by torch.cat",
 )
+_CUTS = ("getitem", "select", "narrow")
 _PIECES = ("split", "chunk", "tensor_split", "split_with_sizes")
 
 
@@ -42,7 +43,7 @@ class Factorisation:
         self.streams, self.trace, self._folded = streams, streams.trace, folded
         self._latents = latents
         self._parts: dict[Axis, set[torch.fx.Node]] = {}
-        self._embedded = streams.embedded()
+        self._embedded: set[torch.fx.Node] | None = None
 
     def problem(self, site: AttentionSite, parts: Sequence[Axis]) -> Problem | None:
         """Why a site that asks with these parts of its tokens is factorised."""
@@ -80,15 +81,18 @@ class Factorisation:
         """Values with a part of tokens that an operation takes out of the video's, and what is made of them."""
         if part in self._parts:
             return self._parts[part]
+        if self._embedded is None:
+            self._embedded = self.streams.embedded()
         found: set[torch.fx.Node] = set()
         atoms = set(atoms_of(resolve(part)))
         view = self.trace.view
         for node in view.nodes:
             picked = view.picks(node)
             sources = [picked] if picked is not None else view.producers(node)
-            comes = not found.isdisjoint(passed_on(node, sources))
+            comes = bool(found) and not found.isdisjoint(passed_on(node, sources))
             # A part of a latent is the video of what it is embedded for: frames are cropped, or follow a history.
-            takes = not self._embedded.isdisjoint(sources) and self._takes(node, part, atoms)
+            cuts = canonical_name(node) in _CUTS and not self._embedded.isdisjoint(sources)
+            takes = cuts and self._takes(node, part, atoms)
             if (comes or takes) and self.streams.holds(node, part):
                 found.add(node)
         self._parts[part] = found

@@ -10,7 +10,7 @@ The sum of values that were moved and of values that were not has the places of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -65,13 +65,15 @@ class MovedTokens:
         ] = {}  # of what was moved, in the place of new atoms
         # What was done to a value, in each of the ways that lead to it; () is a way without a move.
         self._states: dict[torch.fx.Node, frozenset[Moves]] = {}
-        found = {node: self._reordering(node) for node in self.view.nodes}
-        self._reorderings = {node: each for node, each in found.items() if each is not None}
-        for _ in range(2 if self._reorderings else 0):  # a body's inputs have states of later calls
-            self._follow()
+        self._reorderings: dict[torch.fx.Node, Reordering] | None = None
 
     def moved(self, tokens: torch.fx.Node, part: Axis, *, picked: bool) -> bool:
         """Are the tokens of a part of a value in other places than the video's? picked: count picks by an index, too."""
+        if self._reorderings is None:
+            found = {node: self._reordering(node) for node in self.view.nodes}
+            self._reorderings = {node: each for node, each in found.items() if each is not None}
+            for _ in range(1 + bool(self.view.calls) if self._reorderings else 0):
+                self._follow(self._reorderings)  # twice: a body's inputs have states of later calls
         along = self._atoms(part)
 
         def counts(move: Move) -> bool:
@@ -80,21 +82,20 @@ class MovedTokens:
         states = self._states.get(tokens, frozenset())
         return bool(states) and all(any(map(counts, moves)) for moves in states)
 
-    def _follow(self) -> None:
+    def _follow(self, reorderings: Mapping[torch.fx.Node, Reordering]) -> None:
         for node in self.view.nodes:
             if canonical_name(node) == "setitem":
                 self._write(node)
             else:
-                found = self._state(node)
+                found = self._state(node, reorderings.get(node))
                 if found:
                     self._states[node] = found
 
-    def _state(self, node: torch.fx.Node) -> frozenset[Moves]:
+    def _state(self, node: torch.fx.Node, reordering: Reordering | None) -> frozenset[Moves]:
         if self.view.is_root_input(node):
             value = fake_value(node)
             rank = value.dim() if is_tensor(node) and value.is_floating_point() else 0
             return frozenset([()]) if rank >= _INPUT_RANK else frozenset()
-        reordering = self._reorderings.get(node)
         if reordering is not None:
             found = self._states.get(reordering.source, frozenset())
             for move in reordering.moves:
@@ -125,6 +126,8 @@ class MovedTokens:
         name = canonical_name(node)
         if name in ("cat", "stack"):
             return self._rejoined(node, name)
+        if name not in (*_PICKS, *_TURNS):
+            return None
         source = argument(node, 0, "input")
         dims = self.trace.dims(source)
         if dims is None:
@@ -132,8 +135,6 @@ class MovedTokens:
         if name in _PICKS:
             rows = rows_by_index(self.trace, node)
             return None if rows is None else self._picked(node, source, rows)
-        if name not in _TURNS:
-            return None
         for axis, made in zip(dims, self.trace.dims(node) or (), strict=False):
             self._name_after(made, axis)
         moves = []
