@@ -23,7 +23,6 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from . import _torch
-from ._callers import called_from_python
 from .analysis.first_call import largest_value
 from .analysis.hints import DECLARE
 from .call_grids import sequences_given
@@ -81,7 +80,6 @@ class ModelCall:
         self.may_watch = False  # may that be noted while it runs, in later calls?
         self.watched = False  # is it, in this one?
         self.lacks_grid = False
-        self._blind = False
         self.in_parts = False  # does Python run between its graphs, and keep what they return?
 
     def grids(self, declared: int = 0) -> Grids:
@@ -96,8 +94,6 @@ class ModelCall:
 
     def state_grids(self, grids: Mapping[int, Segments | None]) -> None:
         """A graph that has just run proves these."""
-        if self._blind:
-            return
         for tokens, segments in grids.items():
             self._grids[tokens] = agreed(self._grids.get(tokens, segments), segments)
 
@@ -107,18 +103,6 @@ class ModelCall:
         """A graph that has just run returns sequences that are no grids."""
         counts = (s.tokens(args, outputs, self._grids) for s in sequences)
         self.beside |= frozenset(n for n in counts if n is not None)
-
-    def look(self) -> None:
-        """Forgets what earlier graphs have stated if code that no graph holds has run since, and may have moved tokens.
-
-        For a graph that is being compiled: what its caller does is Python where Dynamo has given that up.
-        """
-        if self.watched or not self._grids or not called_from_python(self.model):
-            return
-        self.ask_prefix()
-        if self.broken:
-            self._blind = True
-            self._grids.clear()
 
     def ask_prefix(self) -> bool:
         """Some graph needs a grid that it does not show; False if the part before the blocks shows none either."""

@@ -170,7 +170,6 @@ def _known_of_call(gm: torch.fx.GraphModule, call: ModelCall | None, settings: S
     declared = declared_tokens(settings)
     if call is None or not call.grids(declared) or not find_attention(GraphView(gm)):
         return Asked({})
-    call.look()
     return Asked(dict(call.grids(declared)))
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("stages_only")
 
 
 class Model(TinyVideo):
-    """start, end: before and after the patch embed. before: called with the tokens ahead of each block."""
+    """start, end: before and after the patch embed, the latter in the loop. before: called with the tokens ahead of each block."""
 
     def __init__(self) -> None:
         super().__init__(layers=2)
@@ -36,8 +36,8 @@ class Model(TinyVideo):
 
     def forward(self, latent: Tensor) -> Tensor:
         x = self.patchify(self.start(latent)).flatten(2).transpose(1, 2)
-        x = self.end(x)
-        for block in self.blocks:
+        for layer, block in enumerate(self.blocks):
+            x = self.end(x) if layer == 0 else x
             self.before(x)
             x = block(x)
         frames, rows, cols = latent.shape[2:]
