@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("stages_only")
 
 
 class Model(TinyVideo):
-    """start, end: before and after the patch embed, the latter in the loop. before: called with the tokens ahead of each block."""
+    """start, end: ahead of the patch embed and in the loop before the first block. before: ahead of each block."""
 
     def __init__(self) -> None:
         super().__init__(layers=2)
