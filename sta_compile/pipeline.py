@@ -39,6 +39,7 @@ from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
 from .rewriting.join_slices import join_slices
+from .rewriting.repair_calls import repair_calls
 from .rewriting.repair_outputs import repair_outputs
 from .rewriting.repair_views import repair_views
 from .rewriting.unread import drop_unread_attributes
@@ -153,7 +154,8 @@ def _rewrite(
     with report.stage("rewrite"):
         apply_plan(trace.view, trace, planned, noise, settings)
     with report.stage("verify"):
-        violations = repair_views(verify(gm, before), before)
+        violations = repair_calls(verify(gm, before), before)
+        violations = repair_views(violations, before)
         violations = repair_outputs(gm, violations, before)
         if violations:
             raise RuntimeError("; ".join(v.message for v in violations[:3]))

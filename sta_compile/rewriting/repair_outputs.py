@@ -17,10 +17,10 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_aggregate
-from torch.nn import functional as F
 
-from .fake_values import VALUE, add_call
-from .signature import TensorSignature, differs, signature
+from .copy_strides import copy_before
+from .fake_values import VALUE
+from .signature import differs, signature
 from .verify import Recorded, Violation
 
 
@@ -47,7 +47,7 @@ def repair_outputs(
         if differs(wanted, signature(value.meta[VALUE]), "strides") is None:
             return value
         if value not in copies or differs(wanted, signature(copies[value].meta[VALUE]), "strides"):
-            copy = _copy(output, value, wanted)
+            copy = copy_before(output, value, wanted)
             if copy is None:
                 failed.add(value)
                 return value
@@ -56,46 +56,3 @@ def repair_outputs(
 
     output.args = map_aggregate(output.args, repaired)
     return [v for v in violations if v.kind != "strides" or v.node in failed]
-
-
-def _copy(output: Node, value: Node, wanted: TensorSignature) -> Node | None:
-    """A copy of a value in the order of the wanted strides; None if that does not give these strides."""
-    strides = wanted.strides or ()
-    if not strides or not all(isinstance(stride, int) for stride in strides):
-        return None
-    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-    inverse = [order.index(dim) for dim in range(len(order))]
-    nodes: list[Node] = []
-
-    def call(name: str, *args: Any) -> None:
-        read = nodes[-1] if nodes else value
-        nodes.append(add_call(output.graph, "call_method", name, (read, *args), like=value))
-
-    with output.graph.inserting_before(output):
-        call("permute", order)
-        padding = _padding([wanted.shape[dim] for dim in order], [strides[dim] for dim in order])
-        if any(padding):
-            amounts = [amount for more in reversed(padding) for amount in (0, more)]
-            padded = (nodes[-1], amounts)
-            nodes.append(add_call(output.graph, "call_function", F.pad, padded, like=value))
-            for dim, more in enumerate(padding):
-                if more:
-                    call("narrow", dim, 0, wanted.shape[order[dim]])
-        else:
-            call("contiguous")
-        call("permute", inverse)
-    if differs(wanted, signature(nodes[-1].meta[VALUE]), "strides") is None:
-        return nodes[-1]
-    for node in reversed(nodes):
-        output.graph.erase_node(node)
-    return None
-
-
-def _padding(sizes: list[Any], strides: list[int]) -> list[int]:
-    """How much longer each dimension, outermost first, was in the dense tensor that these strides are a slice of."""
-    longer = [0] * len(sizes)
-    for dim in range(1, len(sizes)):
-        inner, size = strides[dim], sizes[dim]
-        if isinstance(size, int) and inner > 0 and strides[dim - 1] % inner == 0:
-            longer[dim] = max(0, strides[dim - 1] // inner - size)
-    return longer

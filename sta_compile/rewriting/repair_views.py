@@ -38,16 +38,16 @@ def repair_views(violations: Iterable[Violation], before: Recorded) -> list[Viol
 
 
 def _is_written_after(view: Node, before: Recorded) -> bool:
-    memory = _memory(view, before)
+    memory = memory_of(view, before)
     node = view.next
     while node.op != "output":
-        if any(memory & _memory(source, before) for source in _written(node)):
+        if any(memory & memory_of(source, before) for source in _written(node)):
             return True
         node = node.next
     return False
 
 
-def _memory(node: Node, before: Recorded) -> set[int]:
+def memory_of(node: Node, before: Recorded) -> set[int]:
     """The storages behind the value that Dynamo recorded, which views of it share."""
     entry = before.entries.get(node)
     found: set[int] = set()

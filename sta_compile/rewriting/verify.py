@@ -208,8 +208,8 @@ class _Propagation:
             aspects: tuple[Aspect, ...] = ("shape", "dtype", "device", "strides")
             changes = (differs(self.entered[body], signatures, aspect) for aspect in aspects)
             if change := next(filter(None, changes), None):
+                # Goes on as if the operands were copied to the first call's layout.
                 self._report("call sites", node, f"the body is called with two layouts: {change}")
-                return
         (result,) = body.graph.output_node().args
         self._store(node, map_arg(result, value_of))
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, seed, settings
 
 from tests.random_dits.bodies import BODIES
 from tests.random_dits.check import check
-from tests.random_dits.dit import OPTIONS, PATCHIFY, Dit
+from tests.random_dits.dit import HELD, OPTIONS, PATCHIFY, Dit
 from tests.random_dits.draw import dits
 
 WANTED = os.environ.get("STA_RANDOM_DITS")
@@ -30,11 +30,13 @@ def _one_thread() -> Iterator[None]:
 
 
 SWAPPED = ("in blocks", "rows_and_columns_swapped")
-# What was found by drawing more: a table that meets both orders of a square grid made its rows and columns one.
+# What was found by drawing more: a table that meets both orders of a square grid made its rows and columns one, and a
+# stride along a batch of one, which nothing is read by, made two layouts of one.
 FOUND = (
     Dit(layers=2, modulation="first frame", bodies=(SWAPPED,)),
     Dit(layers=2, bodies=(("in blocks", "table_added"), SWAPPED)),
     Dit(layers=2, rope="complex", tables="input", bodies=(SWAPPED,)),
+    Dit(batch=1, layers=2, held=HELD[1], positions="once", region="nested"),
 )
 
 
