@@ -42,11 +42,11 @@ BOUND: dict[str, Hook] = {
     "sum over other rows": lambda m, x: x + torch.einsum("bthwd,btgwd->bthwd", x, x) / 50,
     "frames weighted": lambda m, x: x * m.weight[:T].view(1, T, 1, 1, DIM),
     "rows mixed": lambda m, x: F.linear(x.mT, m.weight[:W, :W]).mT / 5,
-    "rows rolled": lambda m, x: x.roll(1, 2),
+    "rows rolled": lambda m, x: x + x.roll(1, 2),
     "frames summed up": lambda m, x: x.cumsum(1) / T,
     "first frame written": lambda m, x: F.pad(x[:, 1:], (0, 0, 0, 0, 0, 0, 1, 0)) + x,
     "frame written in place": lambda m, x: (y := x.clone(), y[:, :1].mul_(3), y)[2],
-    "frames reversed": lambda m, x: torch.stack(x.unbind(1)[::-1], 1),
+    "frames reversed": lambda m, x: x + torch.stack(x.unbind(1)[::-1], 1),
     "frames in the batch": lambda m, x: F.gelu((y := x.flatten(0, 1)) + y.mean(0)).view_as(x),
     "rows as frames": lambda m, x: x.permute(0, 2, 1, 3, 4).reshape(x.shape),
 }  # fmt: skip
