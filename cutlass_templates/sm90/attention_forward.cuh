@@ -25,40 +25,14 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   if (shared_address(memory) % 1024 != 0) __trap();  // swizzled boxes need it, and the declaration asks for it
-  Problem const& problem = p.problem;
-  Work const work = work_of(problem, blockIdx.x);
-  // The shuffle tells the compiler that it is the same in a warp, which keeps descriptors in uniform registers.
-  int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  WarpRows const rows = take_rows(problem, work, s.first);
-  int const active = __syncthreads_count(threadIdx.x % 128 == 0 && rows.count > 0);
-  if (active == 0) return;  // a group of smaller tiles needs fewer blocks
-  if (threadIdx.x == 0) {
-    init(s.q_full, 1);
-    s.keys.init_barriers(active);
-    fence_init();
-  }
-  __syncthreads();
+  auto const load_queries = [&](int active, Work const& work) { load_rows(s.q, p.q, s.first, active, s.q_full, work); };
+  auto const compute = [&](Work const& work, WarpRows const& rows, int id, int blocks, int all) {
+    Consumer consumer{s, id, static_cast<int>(threadIdx.x) % 128, p.problem.scale};
+    wait(s.q_full, 0);
+    consumer.walk<false>(0, blocks);
+    consumer.walk<true>(blocks, all);
+    consumer.store(p.out.row(work.batch, work.head, rows.first), p.out.token, p.lse + first_row(p.problem, work) + rows.first, rows.count);
+  };
   constexpr bool kMany = kWarpgroups > 2;
-  if (warpgroup == 0) {
-    give_registers<kMany ? 32 : 40>();
-    auto const load_queries = [&] {
-      load_rows(s.q, p.q, s.first, active, s.q_full, work);
-      if (threadIdx.x == 0) arrive(s.q_full);
-    };
-    if (threadIdx.x < 32) produce<false>(problem, p.keys, s.stages, s.keys, work, Keys(problem, work), load_queries);
-    else if (threadIdx.x < 64) list_keys(s.keys, Keys(problem, work));
-    return;
-  }
-  take_registers<kMany ? 160 : 232>();
-  int const id = warpgroup - 1;
-  if (id >= active) return;
-  Consumer consumer{s, id, static_cast<int>(threadIdx.x) % 128, problem.scale};
-  wait(s.keys.counted, 0);
-  int const blocks = __shfl_sync(~0u, s.keys.blocks, 0), all = blocks + __shfl_sync(~0u, s.keys.rest_blocks, 0);
-  wait(s.q_full, 0);
-  consumer.walk<false>(0, blocks);
-  consumer.walk<true>(blocks, all);
-  consumer.store(p.out.row(work.batch, work.head, rows.first), p.out.token,
-                 p.lse + (static_cast<long long>(work.batch) * problem.heads + work.head) * problem.queries + rows.first,
-                 rows.count);
+  run_block<false, kMany ? 32 : 40, kMany ? 160 : 232>(p.problem, p.keys, s, load_queries, compute);
 }

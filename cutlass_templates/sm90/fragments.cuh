@@ -8,6 +8,30 @@
 
 namespace sta {
 
+// left . right^T over columns: 64 rows of `left` by 2 * kCount rows of `right`. Both lie in blocks of kAtomColumns columns,
+// by kLeftRows and kRightRows rows.
+template <class Mma, int kLeftRows, int kRightRows, int kCount>
+__device__ __forceinline__ void multiply_rows(void const* left, void const* right, float (&sum)[kCount]) {
+  auto const a = describe(left, 0), b = describe(right, 0);
+#pragma unroll
+  for (int i = 0; i < (kHeadDim + 15) / 16; i++) {
+    int const block = i * 16 / kAtomColumns, offset = i * 16 % kAtomColumns * 2;
+    product<Mma>(a + (block * kLeftRows * kSwizzle + offset) / 16, b + (block * kRightRows * kSwizzle + offset) / 16, sum,
+                 i == 0 ? ScaleOut::Zero : ScaleOut::One, typename UpTo<kCount>::Type());
+  }
+  commit_products();
+}
+
+// Adds left . rows over kRows rows, in blocks of kAtomColumns columns. left: 64 rows of fragments, 16-bit elements.
+template <class Mma, int kRows, int kCount>
+__device__ __forceinline__ void add_rows(unsigned const (&left)[kRows / 4], void const* rows, float (&sum)[kCount]) {
+  auto const b = describe(rows, kRows * kSwizzle);
+#pragma unroll
+  for (int i = 0; i < kRows / 16; i++)
+    product<Mma>(left + 4 * i, b + i * 16 * kSwizzle / 16, sum, typename UpTo<kCount>::Type());
+  commit_products();
+}
+
 // Scores of keys that do not count become -infinity. seen: for each two groups of kGroup columns, which do.
 template <int kCount>
 __device__ __forceinline__ void hide_unseen(unsigned const* seen, int lane, float (&scores)[kCount]) {

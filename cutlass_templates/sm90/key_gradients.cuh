@@ -25,25 +25,9 @@ struct KeyConsumer {
   unsigned weights[kScores / 2], packed[kScores / 2];
   bool hidden[2], any_hidden;
 
-  // rows x queries = keys or values of this warpgroup by q or dout, over columns.
+  // This warpgroup's keys or values by q or dout.
   __device__ __forceinline__ void multiply(unsigned char const* keys, unsigned char const* queries, float (&sum)[kScores]) {
-    auto const a = describe(keys + id * kRows * kSwizzle, 0), b = describe(queries, 0);
-#pragma unroll
-    for (int i = 0; i < (kHeadDim + 15) / 16; i++) {
-      int const block = i * 16 / kAtomColumns, offset = i * 16 % kAtomColumns * 2;
-      product<ScoresMma>(a + (block * kBlockKeys * kSwizzle + offset) / 16, b + (block * kBlockQueries * kSwizzle + offset) / 16,
-                         sum, i == 0 ? ScaleOut::Zero : ScaleOut::One, typename UpTo<kScores>::Type());
-    }
-    commit_products();
-  }
-
-  // Adds left^T x rows, over the queries of a step.
-  __device__ __forceinline__ void accumulate(unsigned const (&left)[kScores / 2], unsigned char const* rows, float (&sum)[kGradients]) {
-    auto const b = describe(rows, kBlockQueries * kSwizzle);
-#pragma unroll
-    for (int i = 0; i < kBlockQueries / 16; i++)
-      product<GradientMma>(left + 4 * i, b + i * 16 * kSwizzle / 16, sum, typename UpTo<kGradients>::Type());
-    commit_products();
+    multiply_rows<ScoresMma, kBlockKeys, kBlockQueries>(keys + id * kRows * kSwizzle, queries, sum);
   }
 
   __device__ __forceinline__ void exponentiate(int stage) {
@@ -118,7 +102,7 @@ struct KeyConsumer {
       }
       if constexpr (kValueGradient) {
         pin(dv);
-        accumulate(weights, s.dout[stage], dv);
+        add_rows<GradientMma, kBlockQueries>(weights, s.dout[stage], dv);
       }
       if constexpr (kKeyGradient) {
         finish_products<kValueGradient>();
@@ -134,7 +118,7 @@ struct KeyConsumer {
         pin(packed);
         pin(dk);
         begin_products();
-        accumulate(packed, s.q[stage], dk);
+        add_rows<GradientMma, kBlockQueries>(packed, s.q[stage], dk);
         finish_products<1>();
         release(s.dout_empty[stage]);
       }

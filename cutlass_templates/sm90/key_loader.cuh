@@ -199,4 +199,44 @@ __device__ __forceinline__ void list_keys(KeyState& s, Keys const& keys) {
   s.list.fill(walk, [&](int run) { return keys.flags(run); }, block);
 }
 
+// Rows of [batch, heads, queries] before those of this head.
+__device__ __forceinline__ long long first_row(Problem const& p, Work const& work) {
+  return (static_cast<long long>(work.batch) * p.heads + work.head) * p.queries;
+}
+
+// A thread block that owns queries: one warpgroup loads, the others compute. S has q, stages, keys, q_full and first.
+// load_queries(active, work): one warp's loads, for so many warpgroups. compute(work, rows, id, blocks, all): of one warpgroup;
+// whole blocks of keys, and those with the rest.
+template <bool kClearKeys, int kLoaderRegisters, int kRegisters, class S, class LoadQueries, class Compute>
+__device__ __forceinline__ void run_block(Problem const& problem, KeyMaps const& maps, S& s, LoadQueries load_queries, Compute compute) {
+  Work const work = work_of(problem, blockIdx.x);
+  // The shuffle tells the compiler that it is the same in a warp, which keeps descriptors in uniform registers.
+  int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  WarpRows const rows = take_rows(problem, work, s.first);
+  int const active = __syncthreads_count(threadIdx.x % 128 == 0 && rows.count > 0);
+  if (active == 0) return;  // a group of smaller tiles needs fewer blocks
+  if (threadIdx.x == 0) {
+    init(s.q_full, 1);
+    s.keys.init_barriers(active);
+    fence_init();
+  }
+  __syncthreads();
+  if (warpgroup == 0) {
+    give_registers<kLoaderRegisters>();
+    auto const load = [&] {
+      load_queries(active, work);
+      if (threadIdx.x == 0) arrive(s.q_full);
+    };
+    if (threadIdx.x < 32) produce<kClearKeys>(problem, maps, s.stages, s.keys, work, Keys(problem, work), load);
+    else if (threadIdx.x < 64) list_keys(s.keys, Keys(problem, work));
+    return;
+  }
+  take_registers<kRegisters>();
+  int const id = warpgroup - 1;
+  if (id >= active) return;
+  wait(s.keys.counted, 0);
+  int const blocks = __shfl_sync(~0u, s.keys.blocks, 0), all = blocks + __shfl_sync(~0u, s.keys.rest_blocks, 0);
+  compute(work, rows, id, blocks, all);
+}
+
 }  // namespace sta

@@ -28,14 +28,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply_keys(int stage) {
     pin(scores);
     begin_products();
-    auto const q = describe(s.q[id], 0), k = describe(s.stages.k[stage], 0);
-#pragma unroll
-    for (int i = 0; i < (kHeadDim + 15) / 16; i++) {
-      int const block = i * 16 / kAtomColumns, offset = i * 16 % kAtomColumns * 2;
-      product<ScoresMma>(q + (block * kRows * kSwizzle + offset) / 16, k + (block * kKeys * kSwizzle + offset) / 16, scores,
-                         i == 0 ? ScaleOut::Zero : ScaleOut::One, typename UpTo<kScores>::Type());
-    }
-    commit_products();
+    multiply_rows<ScoresMma, kRows, kKeys>(s.q[id], s.stages.k[stage], scores);
     finish_products();
     pin(scores);
   }
@@ -44,11 +37,7 @@ struct Consumer {
     pin(weights);
     pin(output);
     begin_products();
-    auto const v = describe(s.stages.v[stage], kKeys * kSwizzle);
-#pragma unroll
-    for (int i = 0; i < kKeys / 16; i++)
-      product<OutputMma>(weights + 4 * i, v + i * 16 * kSwizzle / 16, output, typename UpTo<kOutputs>::Type());
-    commit_products();
+    add_rows<OutputMma, kKeys>(weights, s.stages.v[stage], output);
     finish_products();
     pin(weights);
     pin(output);
