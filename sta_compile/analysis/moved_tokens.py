@@ -33,7 +33,7 @@ _FLIPS = {"flip": None, "fliplr": 1, "flipud": 0}
 _TURNS = ("roll", "rot90", *_FLIPS)
 _PICKS = ("getitem", "index_select", "gather", "take_along_dim")
 # Their result has the places of those operands that were not moved; that of other operations is moved if one of theirs is.
-_SUMS = ("add", "sub", "rsub", "addcmul", "addcdiv", "lerp", "where")
+_SUMS = ("add", "sub", "rsub", "addcmul", "addcdiv", "lerp")
 _INPUT_RANK = 3  # of inputs with tokens or latents: [batch, tokens, channels]
 
 
@@ -133,6 +133,11 @@ class MovedTokens:
         if dims is None:
             return None
         if name in _PICKS:
+            listed = self._listed(node, dims) if name == "getitem" else None
+            if listed is not None:
+                for axis, made in zip(dims, self.trace.dims(node) or (), strict=False):
+                    self._name_after(made, axis)
+                return Reordering(source, [Move(self._atoms(listed), "index", node)])
             rows = rows_by_index(self.trace, node)
             return None if rows is None else self._picked(node, source, rows)
         for axis, made in zip(dims, self.trace.dims(node) or (), strict=False):
@@ -146,6 +151,18 @@ class MovedTokens:
                 kind = "flip" if name in _FLIPS else "roll"
                 moves += [Move(self._atoms(dims[dim]), kind, amount)]
         return Reordering(source, moves)
+
+    def _listed(self, node: torch.fx.Node, dims: Sequence[Axis]) -> Axis | None:
+        """The axis of which a Python list picks all positions in another order, as in y[:, [2, 0, 1]]."""
+        index: Any = node.args[1]
+        items = index if isinstance(index, tuple) else (index,)
+        if any(item is None or item is Ellipsis for item in items):
+            return None
+        for axis, item in zip(dims, items, strict=False):
+            whole = isinstance(item, (list, tuple)) and same_size(axis_size(axis), len(item))
+            if whole and list(item) != sorted(item):
+                return axis
+        return None
 
     def _picked(self, node: torch.fx.Node, source: torch.fx.Node, rows: Axis) -> Reordering | None:
         """As many rows as there are, by their numbers. Few rows of a table, or a part of the tokens, are no other order."""

@@ -121,7 +121,19 @@ def last_frame_first(model: Model, x: Tensor) -> Tensor:
     return model.attn[1](torch.stack(x.unbind(1)[::-1], 1))
 
 
-FOR_GOOD = (serpentine, left_rolled, picked, written_flipped, put_behind, last_frame_first)
+def listed(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](x[:, :, [2, 0, 1, 3]])
+
+
+def chosen_by_rows(model: Model, x: Tensor) -> Tensor:
+    odd = (torch.arange(H) % 2 == 1)[:, None, None]
+    return model.attn[1](torch.where(odd, x.flip(3), x))
+
+
+FOR_GOOD = (
+    *(serpentine, left_rolled, picked, written_flipped, put_behind, last_frame_first),
+    *(listed, chosen_by_rows),
+)
 
 
 def added_to_itself(model: Model, x: Tensor) -> Tensor:
