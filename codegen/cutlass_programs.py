@@ -54,25 +54,23 @@ def program_of(spec: KernelSpec) -> Program:
 
 
 def _forward(spec: KernelSpec) -> Program:
-    shared = _key_walk_bytes(spec, tensors=1)
-    products = (
-        Product("ScoresMma", spec.blocks.n, "SS", "K", "K"),
-        Product("OutputMma", spec.head_dim, "RS", "K", "MN"),
-    )
-    constants = _constants(spec, shared, kKeys=spec.blocks.n)
-    entries = {"sta_attention_forward": FORWARD}
-    return Program("sm90/attention_forward.cuh", entries, constants, products, shared)
+    return _of_queries(spec, "attention_forward", FORWARD, tensors=1)
 
 
 def _query_gradients(spec: KernelSpec) -> Program:
-    shared = _key_walk_bytes(spec, tensors=2)
+    return _of_queries(spec, "query_gradients", QUERY_GRADIENTS, tensors=2)
+
+
+def _of_queries(spec: KernelSpec, name: str, layout: Layout, tensors: int) -> Program:
+    """Thread blocks own query rows, of so many tensors."""
+    shared = _key_walk_bytes(spec, tensors)
     products = (
         Product("ScoresMma", spec.blocks.n, "SS", "K", "K"),
         Product("OutputMma", spec.head_dim, "RS", "K", "MN"),
     )
-    constants = _constants(spec, shared, kKeys=spec.blocks.n)
-    entries = {"sta_query_gradients": QUERY_GRADIENTS}
-    return Program("sm90/query_gradients.cuh", entries, constants, products, shared)
+    warpgroups = spec.blocks.m // QUERY_UNIT
+    constants = _constants(spec, shared, warpgroups, kKeys=spec.blocks.n)
+    return Program(f"sm90/{name}.cuh", {f"sta_{name}": layout}, constants, products, shared)
 
 
 def _key_gradients(spec: KernelSpec) -> Program:
@@ -84,7 +82,7 @@ def _key_gradients(spec: KernelSpec) -> Program:
         Product("QueryMma", PART, "SS", "MN", "MN"),
     )
     flags = {"kKeyGradient": keys, "kValueGradient": values, "kQuerySum": queries}
-    constants = _constants(spec, shared, **flags)
+    constants = _constants(spec, shared, KEY_ROWS // QUERY_UNIT, **flags)
     entries = {"sta_key_gradients": KEY_GRADIENTS}
     return Program("sm90/key_gradients.cuh", entries, constants, products, shared)
 
@@ -95,8 +93,7 @@ def _rows(spec: KernelSpec) -> Program:
     return Program("sm90/backward_rows.cuh", entries, constants, (), 0)
 
 
-def _constants(spec: KernelSpec, shared: int, **others: int) -> dict[str, int]:
-    warpgroups = spec.blocks.m // QUERY_UNIT if "kKeys" in others else KEY_ROWS // QUERY_UNIT
+def _constants(spec: KernelSpec, shared: int, warpgroups: int, **others: int) -> dict[str, int]:
     return {
         "kBfloat16": spec.dtype == "bf16",
         "kHeadDim": spec.head_dim,

@@ -10,7 +10,7 @@ from ..ir.kernel_spec import KernelSpec
 from .cutlass_bind import Binding, pointers_of
 from .cutlass_parameters import Arguments, Map, Values, map_of, strides
 from .cutlass_problem import problem_values, thread_blocks
-from .tensors import GradientTensors
+from .tensors import GradientTensors, may_be_dense
 
 FIELDS = GradientTensors._fields
 
@@ -46,7 +46,7 @@ def _query_gradients(
     spec: KernelSpec, tensors: GradientTensors, geometry: Geometry, scale: float
 ) -> Binding:
     m, n = spec.blocks.m, spec.blocks.n
-    blocks = thread_blocks(m, geometry, tensors.may_be_dense)
+    blocks = thread_blocks(m, geometry, may_be_dense(tensors))
     arguments = Arguments(
         QUERY_GRADIENTS,
         _maps(spec, tensors, q=GROUP, dout=GROUP, k=n, v=n, k_group=GROUP, v_group=GROUP),

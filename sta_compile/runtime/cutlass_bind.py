@@ -10,7 +10,7 @@ from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from .cutlass_parameters import Arguments, map_of, strides
 from .cutlass_problem import problem_values, thread_blocks
-from .tensors import Tensors
+from .tensors import Tensors, may_be_dense
 
 FLAGS = ("key_lengths", "dense", "key_mask", "video_mask", "shown")  # of Tensors, by POINTERS
 
@@ -32,7 +32,7 @@ def bind_forward(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: 
     q, k, v, out, _, key_lengths, *_ = tensors
     batch, heads, *_ = q.shape
     m, n = spec.blocks.m, spec.blocks.n
-    blocks = thread_blocks(m, geometry, tensors.may_be_dense)
+    blocks = thread_blocks(m, geometry, may_be_dense(tensors))
     boxes = ((0, q, GROUP), (1, k, n), (2, v, n), (1, k, GROUP), (2, v, GROUP))
     arguments = Arguments(
         FORWARD,

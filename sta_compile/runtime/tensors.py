@@ -33,11 +33,6 @@ class Tensors(NamedTuple):
     video_mask: Tensor | None = None
     shown: Tensor | None = None
 
-    @property
-    def may_be_dense(self) -> bool:
-        """A sample whose video_mask hides keys is dense."""
-        return self.dense is not None or self.video_mask is not None
-
 
 class GradientTensors(NamedTuple):
     """The tensors of a backward pass. q, k, v, out and flags: as in Tensors; dout, dq: as q; dk, dv: as k.
@@ -63,10 +58,10 @@ class GradientTensors(NamedTuple):
     video_mask: Tensor | None
     shown: Tensor | None
 
-    @property
-    def may_be_dense(self) -> bool:
-        """A sample whose video_mask hides keys is dense."""
-        return self.dense is not None or self.video_mask is not None
+
+def may_be_dense(tensors: Tensors | GradientTensors) -> bool:
+    """A sample whose video_mask hides keys is dense."""
+    return tensors.dense is not None or tensors.video_mask is not None
 
 
 def map_of(x: Tensor) -> TensorMap | None:
