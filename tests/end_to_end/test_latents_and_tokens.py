@@ -31,7 +31,6 @@ PREPARED = {
     "zeros at borders": (lambda x: F.pad(x, (0, 1, 0, 1, 0, 0)), (T, H + 1, W + 1)),
     "resized": (lambda x: F.interpolate(x, scale_factor=(1, 1, 2)), (T, H, 2 * W)),
     "samples flipped": (lambda x: x.flip(0), GRID),
-    "frames picked": (lambda x: x[:, :, [0, 2, 1]], GRID),
     "frames summed": (lambda x: x.cumsum(2), GRID),
     "condition frames before": (lambda x: torch.cat([x[:, :, :2] * 0.5, x], 2), (T + 2, H, W)),
     "side by side": (lambda x: torch.cat([x, 0.5 * x], 4), (T, H, 2 * W)),
@@ -45,6 +44,19 @@ def test_a_latent_changed_before_its_patch_embed(name: str) -> None:
     model = Prepared(prepare)
     variant = check(model, model.sites, SPARSE, latent=latent())
     assert {site.grid for site in variant.report.replaced} == {grid}
+
+
+@pytest.mark.parametrize(
+    "frames", [[0, 2, 1], slice(None, None, 2)], ids=["in another order", "every second"]
+)
+def test_frames_of_a_latent_that_were_picked(frames) -> None:
+    """Frames in another order have other neighbours than the video's; fewer of them are a video."""
+    model = Prepared(lambda x: x[:, :, frames])
+    (variant,) = compile_variants(model, {"latent": latent()}, {"sta": SPARSE}).values()
+    if isinstance(frames, list):
+        assert "picked in another order" in variant.report.reason
+    else:
+        assert [site.grid for site in variant.report.replaced] == [((T + 1) // 2, H, W)] * 2
 
 
 def test_frames_in_the_batch_that_were_joined_are_no_grid_of_one_frame() -> None:
