@@ -1,13 +1,24 @@
-"""Sizes that depend on data, as expressions of a shape environment, and what was learnt of them."""
+"""Sizes of a graph as expressions of its shape environment: what guards say of them, and what was learnt besides."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import sympy
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._sympy.functions import Max
 
-from . import _torch
+
+def simplified(size: Any, shape_env: Any) -> Any:
+    """A size with what guards have made known of it: constants, and symbols that are equal to an expression."""
+    if isinstance(size, int):
+        return size
+    expr = shape_env.simplify(size)
+    replaced = expr.xreplace(_equalities(shape_env)).xreplace(_learnt(shape_env))
+    if replaced != expr:
+        expr = shape_env.simplify(replaced)
+    return int(expr) if expr.is_Integer else expr
 
 
 def depends_on_data(size: Any) -> bool:
@@ -25,7 +36,7 @@ def equate(left: Any, right: Any, shape_env: Any) -> None:
 
     The youngest size that depends on data is given by the others; nothing is stated where none can be.
     """
-    difference = sympy.expand(_torch.simplified(left - right, shape_env))
+    difference = sympy.expand(simplified(left - right, shape_env))
     if isinstance(difference, int):
         return
     factors = difference.as_coefficients_dict()
@@ -42,9 +53,81 @@ def equate(left: Any, right: Any, shape_env: Any) -> None:
     learnt[symbol] = value
 
 
+def known_as_products(shape_env: Any) -> set[Any]:
+    """Symbols of which guards know a product and no more: 5 * s0 * s1 = 495, or s0 * s1 = s2 * s3.
+
+    Dynamo guards so where a call has as many tokens as the one before it, in other rows and columns.
+    """
+    found: set[Any] = set()
+    for left, right in _equations(shape_env):
+        difference = sympy.expand(simplified(left, shape_env) - simplified(right, shape_env))
+        factors = [
+            [f for f in sympy.Mul.make_args(term) if not f.is_number]
+            for term in sympy.Add.make_args(difference)
+        ]
+        # A guard with a maximum is one on strides.
+        if any(len(term) > 1 for term in factors) and not difference.has(Max):
+            found |= difference.free_symbols
+    return {symbol for symbol in found if not depends_on_data(symbol)}
+
+
+def suppose(values: dict[Any, int], shape_env: Any) -> Callable[[], None]:
+    """Makes symbols numbers to all that is asked by `simplified`, without a guard; returns what takes it back, with all
+    that was learnt since."""
+    before = dict(_learnt(shape_env))
+    _learnt(shape_env).update({symbol: sympy.Integer(n) for symbol, n in values.items()})
+
+    def take_back() -> None:
+        shape_env._sta_learnt = before
+
+    return take_back
+
+
 def _learnt(shape_env: Any) -> dict[Any, Any]:
-    """Sizes that depend on data, by what they were found to be."""
+    """Symbols, by what they were found to be."""
     if not hasattr(shape_env, "_sta_learnt"):
         shape_env._sta_learnt = {}
     learnt: dict[Any, Any] = shape_env._sta_learnt
     return learnt
+
+
+def _equalities(shape_env: Any) -> dict[Any, Any]:
+    """What guards equate: a quotient with a number (a model that makes positions for 9 = s0 // 2 rows), then symbols with
+    an expression (a rope table's length with the product of the grid's axes)."""
+    count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
+    if count == len(shape_env.guards):
+        return equal
+    equations = _equations(shape_env)
+    equal = dict(filter(None, (_number_of(left - right) for left, right in equations)))
+    for left, right in equations:
+        for symbol, side in ((left, right), (right, left)):
+            other = side.xreplace(equal)
+            known = symbol in equal or symbol in other.free_symbols
+            if symbol.is_Symbol and not known:
+                equal[symbol] = other
+    shape_env._sta_equalities = (len(shape_env.guards), equal)
+    return equal
+
+
+def _equations(shape_env: Any) -> list[tuple[Any, Any]]:
+    """The sides of all guards that are equations, without what both have as a factor."""
+    guards = [g.expr.args for g in shape_env.guards if isinstance(g.expr, sympy.Eq)]
+    return [_without_common_factors(*sides) for sides in guards]
+
+
+def _without_common_factors(left: Any, right: Any) -> tuple[Any, Any]:
+    """Sides of an equation divided by the sizes that both have: s0 * s1 * s2 = s0 * s1 * s3 says that s2 = s3."""
+    both = set(left.args if left.is_Mul else ()) & set(right.args if right.is_Mul else ())
+    for size in both:
+        if size.is_Symbol and size.is_positive:
+            left, right = left / size, right / size
+    return left, right
+
+
+def _number_of(difference: Any) -> tuple[Any, Any] | None:
+    """(quotient, number) where an equation says no more than that: s0 // 2 + 1 - 10 = 0 -> (s0 // 2, 9)."""
+    constant, rest = difference.as_coeff_Add()
+    factor, term = rest.as_coeff_Mul()
+    if term.is_Symbol or not term.is_Function or factor not in (1, -1):
+        return None
+    return term, -constant * factor

@@ -11,6 +11,7 @@
 | `torch._C._dynamo.eval_frame.reset_code`, `_debug_get_cache_entry_list` | 2.13 |
 | `torch.fx.experimental.symbolic_shapes`: `statically_known_true`, `free_unbacked_symbols`, `ShapeEnv` | 2.11, 2.13 |
 | the same: `GuardOnDataDependentSymNode` | 2.11, 2.13 |
+| in _sizes.py: `torch.utils._sympy.functions.Max` | 2.11, 2.13 |
 | `torch._C._functorch.is_functorch_wrapped_tensor` | 2.11, 2.13 |
 | `torch._higher_order_ops.triton_kernel_wrap.kernel_side_table` | 2.13 |
 | in ops/library.py, since this module is heavy: `torch._library.autograd.make_autograd_impl`, `_C._any_requires_grad`, | |
@@ -144,56 +145,6 @@ def must_stay_dynamic(size: Any, shape_env: Any) -> bool:
             if strict and isinstance(dimension, torch.SymInt):
                 marked |= dimension.node.expr.free_symbols
     return bool(size.free_symbols & marked)
-
-
-def simplified(size: Any, shape_env: Any) -> Any:
-    """A size with what guards have made known of it: constants, and symbols that are equal to an expression."""
-    if isinstance(size, int):
-        return size
-    expr = shape_env.simplify(size)
-    replaced = expr.xreplace(_equalities(shape_env) | getattr(shape_env, "_sta_learnt", {}))
-    if replaced != expr:
-        expr = shape_env.simplify(replaced)
-    return int(expr) if expr.is_Integer else expr
-
-
-def _equalities(shape_env: Any) -> dict[Any, Any]:
-    """What guards equate: a quotient with a number (a model that makes positions for 9 = s0 // 2 rows), then symbols with
-    an expression (a rope table's length with the product of the grid's axes)."""
-    import sympy
-
-    count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
-    if count == len(shape_env.guards):
-        return equal
-    guards = [g.expr.args for g in shape_env.guards if isinstance(g.expr, sympy.Eq)]
-    equations = [_without_common_factors(*sides) for sides in guards]
-    equal = dict(filter(None, (_number_of(left - right) for left, right in equations)))
-    for left, right in equations:
-        for symbol, side in ((left, right), (right, left)):
-            other = side.xreplace(equal)
-            known = symbol in equal or symbol in other.free_symbols
-            if symbol.is_Symbol and not known:
-                equal[symbol] = other
-    shape_env._sta_equalities = (len(shape_env.guards), equal)
-    return equal
-
-
-def _without_common_factors(left: Any, right: Any) -> tuple[Any, Any]:
-    """Sides of an equation divided by the sizes that both have: s0 * s1 * s2 = s0 * s1 * s3 says that s2 = s3."""
-    both = set(left.args if left.is_Mul else ()) & set(right.args if right.is_Mul else ())
-    for size in both:
-        if size.is_Symbol and size.is_positive:
-            left, right = left / size, right / size
-    return left, right
-
-
-def _number_of(difference: Any) -> tuple[Any, Any] | None:
-    """(quotient, number) where an equation says no more than that: s0 // 2 + 1 - 10 = 0 -> (s0 // 2, 9)."""
-    constant, rest = difference.as_coeff_Add()
-    factor, term = rest.as_coeff_Mul()
-    if term.is_Symbol or not term.is_Function or factor not in (1, -1):
-        return None
-    return term, -constant * factor
 
 
 def shape_env_of(gm: torch.fx.GraphModule) -> Any:

@@ -253,6 +253,21 @@ def known_shape(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Tri
     return (t, h, w)
 
 
+def stays_symbolic(name: str, dynamic: bool) -> Refusal:
+    """dynamic: the user marked sizes so; else this is the last graph that the recompile limit allows."""
+    if dynamic:
+        why = "are marked dynamic"
+        hint = "don't mark them, so that each grid has a graph of its own"
+    else:
+        why = "stay symbolic in the last graph that the recompile limit allows"
+        hint = "raise torch._dynamo.config.recompile_limit, or compile by sta_compile.compile(model), which does"
+    return Refusal(
+        name,
+        f"of its frames, rows and columns, which {why}, only the number of tokens is known",
+        hint,
+    )
+
+
 def _short(name: str, tokens: int, settings: Settings) -> Refusal:
     return Refusal(
         name,

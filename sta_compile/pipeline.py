@@ -20,6 +20,7 @@ import torch
 import torch.fx
 
 from . import _torch
+from ._sizes import known_as_products, suppose
 from .analysis.find_attention import find_attention
 from .analysis.graph_view import GraphView
 from .analysis.hint_grid import infer_grids
@@ -33,7 +34,7 @@ from .call_grids import (
     state_grids,
 )
 from .errors import StaError, StrictError
-from .grid_plan import crossing_axes, plan_grids, unfit_grid
+from .grid_plan import crossing_axes, plan_grids, stays_symbolic, unfit_grid
 from .ir.known_tokens import Asked, Known
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
@@ -187,6 +188,34 @@ class _Facts:
 
 
 def _analyse(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Settings,
+    report: Report,
+    known: Known,
+) -> _Facts:
+    """The facts of a graph. Rows and columns of which guards know only how many tokens they make are numbers, each with a
+    guard, where that shows a grid: a call has as many tokens as the last, in another shape."""
+    env = _torch.shape_env_of(gm)
+    symbols = set() if env is None else known_as_products(env)
+    values = {s: n for s in symbols if (n := _torch.known_value(s, env)) is not None}
+    if not values:
+        return _facts(gm, example_inputs, settings, report, known)
+    take_back = suppose(values, env)
+    numbered = _facts(gm, example_inputs, settings, report, known)
+    dynamic = any(_torch.must_stay_dynamic(symbol, env) for symbol in values)
+    if numbered.found and not dynamic and not _torch.last_compile_of_frame():
+        for symbol in values:
+            _torch.specialise(symbol, env)
+        return numbered
+    take_back()
+    facts = _facts(gm, example_inputs, settings, report, known)
+    lost = {a.site.name for a in numbered.found} - {a.site.name for a in facts.found}
+    others = [refusal for refusal in facts.refused if refusal.name not in lost]
+    return replace(facts, refused=[*others, *(stays_symbolic(n, dynamic) for n in sorted(lost))])
+
+
+def _facts(
     gm: torch.fx.GraphModule,
     example_inputs: Sequence[Any],
     settings: Settings,

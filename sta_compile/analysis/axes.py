@@ -16,7 +16,7 @@ from typing import TypeAlias
 import sympy
 import torch
 
-from .._torch import simplified
+from .._sizes import simplified
 
 Size: TypeAlias = int | sympy.Expr
 

@@ -19,6 +19,7 @@ import torch
 import torch.fx
 
 from .. import _torch
+from .._sizes import simplified
 from ..ir.known_tokens import OF_CALL, Known
 from .attention_site import AttentionSite
 from .axes import Atom, Axis, Dims, axis_size, concat, fresh, segments_of, size_of
@@ -170,7 +171,7 @@ class _Reader:
         hint = Hint(source.node, source.name, positions)
         factors = tuple(Atom(n, origin=hint.evidence) for n in block.grid if n > 1)
         self.by_atom.update(dict.fromkeys(factors, hint))
-        total = _torch.simplified(sizes[-1], self.env)
+        total = simplified(sizes[-1], self.env)
         before, after = offset, total - offset - block.tokens
         parts = [fresh(before)] if before else []
         parts += [factors]
@@ -194,7 +195,7 @@ class _Reader:
                 continue
             for part in parts:
                 if part not in self.known:
-                    self.known[part] = fresh(_torch.simplified(axis_size(part), self.env))
+                    self.known[part] = fresh(simplified(axis_size(part), self.env))
             out.append(concat([self.known[part] for part in parts]))
         return tuple(out)
 

@@ -43,10 +43,10 @@ def learn_sizes(view: GraphView) -> None:
     cuts = [cut for node in view.nodes for cut in _cuts(node)]
     positive = [cut.back for cut in cuts if cut.front and _sizes.least(cut.size, env) > 0]
     for cut in cuts:
-        back = _torch.simplified(cut.back, env)
+        back = _sizes.simplified(cut.back, env)
         known = _sizes.least(back, env) > 0
-        known = known or any(back == _torch.simplified(other, env) for other in positive)
-        if known and _sizes.least(_torch.simplified(cut.whole - back, env), env) >= 0:
+        known = known or any(back == _sizes.simplified(other, env) for other in positive)
+        if known and _sizes.least(_sizes.simplified(cut.whole - back, env), env) >= 0:
             _sizes.equate(cut.size, cut.whole - back if cut.front else back, env)
 
 

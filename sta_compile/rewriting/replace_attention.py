@@ -11,6 +11,7 @@ import torch
 import torch.fx
 
 from .. import _torch
+from .._sizes import simplified
 from ..analysis.attention_site import Order
 from ..analysis.axes import Axis, Size, resolve, same_size, size_of
 from ..analysis.graph_view import GraphView, fake_value, is_inplace
@@ -35,7 +36,7 @@ class SizeNodes:
 
     def state(self, size: Size, node: torch.fx.Node) -> None:
         """Says which node of the root graph holds a size that no value has; before whatever asks for it."""
-        self._stated.append((_torch.simplified(size, self._env), node))
+        self._stated.append((simplified(size, self._env), node))
 
     def of_axis(self, axis: Axis, before: torch.fx.Node) -> torch.fx.Node | None:
         """The length of an axis, read in the root graph before a node; None if no value there has it alone."""
@@ -52,7 +53,7 @@ class SizeNodes:
 
     def of_size(self, size: Size, owner: torch.fx.GraphModule, before: torch.fx.Node) -> Number:
         """A number known as an expression, as a node of `owner` from a value before `before` that has a dimension of it."""
-        size = _torch.simplified(size, self._env)
+        size = simplified(size, self._env)
         if isinstance(size, int):
             return size
         if (size, owner) in self._known:

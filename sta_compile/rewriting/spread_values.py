@@ -20,6 +20,7 @@ import torch
 import torch.fx
 
 from .. import _torch
+from .._sizes import simplified
 from ..analysis.axes import Size, same_size, size_of
 from ..analysis.graph_view import GraphView, fake_value
 from ..analysis.partial_values import Pattern, Spread
@@ -91,13 +92,13 @@ class _RowNumbers:
 
     def number(self, size: Size, reader: torch.fx.Node) -> Number:
         """A size as a number, or as a node before a reader: a product of the grid's sizes, or of another value."""
-        size, owner = _torch.simplified(size, self._env), self.view.owner[reader]
+        size, owner = simplified(size, self._env), self.view.owner[reader]
         if isinstance(size, int):
             return size
         sizes = [size_of(fake_value(g)) for g in self.grid]
         for first, last in combinations(range(4), 2):
             product = prod(sizes[first:last])
-            if same_size(_torch.simplified(product, self._env), size):
+            if same_size(simplified(product, self._env), size):
                 local = [
                     g if isinstance(g, int) else self.sizes.threads.reach(g, owner)
                     for g in self.grid[first:last]
