@@ -8,7 +8,7 @@ write a loop over `y.unbind(1)`. The tokens of one such call are a grid of rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.fx
@@ -19,6 +19,7 @@ from .folded_axes import FoldedAxes
 from .graph_view import argument, canonical_name, is_tensor
 from .mask_spans import index_items
 from .token_streams import TokenStreams, passed_on
+from .video_places import VideoPlaces, roots_of
 
 _SHORT = "nothing to do: such attention is short already"
 _IN_BATCH = Problem("factorised attention: frames or positions are in the batch axis", _SHORT)
@@ -38,27 +39,49 @@ class Factorisation:
     """Answers for the attention sites of one graph. latents: axes of its inputs and outputs, batch first."""
 
     def __init__(
-        self, streams: TokenStreams, folded: FoldedAxes, latents: Sequence[Sequence[Axis]]
+        self,
+        streams: TokenStreams,
+        folded: FoldedAxes,
+        latents: Sequence[Sequence[Axis]],
+        tokens: Iterable[Axis],
     ) -> None:
         self.streams, self.trace, self._folded = streams, streams.trace, folded
         self._latents = latents
+        self._places = VideoPlaces(self.trace, folded, latents, tokens)
         self._parts: dict[Axis, set[torch.fx.Node]] = {}
         self._embedded: set[torch.fx.Node] | None = None
 
-    def problem(self, site: AttentionSite, parts: Sequence[Axis]) -> Problem | None:
-        """Why a site that asks with these parts of its tokens is factorised."""
+    def problem(self, site: AttentionSite, tokens: Axis, parts: Sequence[Axis]) -> Problem | None:
+        """Why a site is factorised. tokens: those that ask, in one sample; parts: of them, those that are the video's."""
         order, dims = site.q_order, self.trace.dims(site.q) or ()
-        inner = {axis[0] for axes in self._latents for axis in axes[1:] if axis}
         others = (order.heads, order.tokens, order.features)
         batch = [axis for d, axis in enumerate(dims) if d not in others]
-        if any(a in inner or a.origin for axis in batch for a in atoms_of(self._folded.of(axis))):
+        if order.packed:  # the samples stand in the dimension of the tokens
+            whole = dims[order.tokens]
+            batch.append(whole[: len(whole) - len(resolve(tokens))])
+        atoms = {atom for part in parts for atom in atoms_of(resolve(part))}
+        places = self._places.beside(atoms, self._features(site))
+        if any(not places.isdisjoint(roots_of(axis)) for axis in batch):
             return _IN_BATCH
         heads = () if order.heads is None else dims[order.heads]
-        whole = [self._folded.of(part) for part in parts]
-        if any(self._are_frames(heads, part) for part in whole):
+        folded = [self._folded.of(part) for part in parts]
+        if self._places.certainly(heads) or self._cut_up(heads, atoms):
             return _IN_HEADS
-        taken = sum(site.q in self._taken_from_video(part) for part in whole)
+        if any(self._are_frames(heads, part) for part in folded):
+            return _IN_HEADS
+        taken = sum(site.q in self._taken_from_video(part) for part in folded)
         return (None, _ONE_BY_ONE, _IN_PIECES)[min(taken, 2)]
+
+    def _features(self, site: AttentionSite) -> set[Atom]:
+        """Factors of the channels of one head."""
+        known = [(self.trace.dims(node), order.features) for node, order in site.operands]
+        return {atom for dims, d in known if dims is not None for atom in atoms_of(dims[d])}
+
+    def _cut_up(self, axis: Axis, tokens: set[Atom]) -> bool:
+        """Is an axis of some latent cut into a factor of this axis, and one of the tokens?"""
+        atoms = set(atoms_of(axis))
+        both = (set(atoms_of(resolve(own))) for latent in self._latents for own in latent)
+        return any(not atoms.isdisjoint(own) and not tokens.isdisjoint(own) for own in both)
 
     def _are_frames(self, axis: Axis, part: Axis) -> bool:
         """Is a factor of an axis one of the video's, of which a part of the tokens has the others?
@@ -100,7 +123,9 @@ class Factorisation:
 
     def _takes(self, node: torch.fx.Node, part: Axis, atoms: set[Atom]) -> bool:
         """Does a node leave out frames, rows or columns of the video whose tokens it has a part of?"""
-        for before, after in self._cuts(node):
+        cuts = list(self._cuts(node))
+        cut_from = {after: before for before, after in cuts}
+        for before, after in cuts:
             if not after:  # of several videos, one is all of it
                 if len(part) < 3 and self._are_frames(before, part):
                     return True
@@ -109,16 +134,19 @@ class Factorisation:
             whole = segments_of(before)
             if atoms.isdisjoint(left) or all(piece in whole for piece in segments_of(after)):
                 continue
-            rest = tuple(f for f in part if left.isdisjoint(atoms_of(resolve((f,)))))
-            if any(self._is_video((*piece, *rest)) for piece in whole):
+            others = (f for f in map(resolve, ((f,) for f in part)) if left.isdisjoint(atoms_of(f)))
+            rest = tuple(factor for other in others for factor in cut_from.get(other, other))
+            if any(self._is_video(piece, rest) for piece in whole):
                 return True
         return False
 
-    def _is_video(self, axis: Axis) -> bool:
-        """Are the factors of an axis proved, or several axes of one latent?"""
-        axis = self._folded.of(axis)
-        proved = any(atom.origin for atom in atoms_of(axis))
-        return proved or (len(axis) > 1 and any(True for _ in self._around(axis)))
+    def _is_video(self, piece: Axis, rest: Axis) -> bool:
+        """Is an axis proved, or one of several axes of one latent? rest: the others that tokens have."""
+        if any(atom.origin for atom in atoms_of(self._folded.of(piece))):
+            return True
+        atoms = set(atoms_of(resolve((*piece, *rest))))
+        own = ({a for axis in axes[1:] for a in atoms_of(resolve(axis))} for axes in self._latents)
+        return len(resolve((*piece, *rest))) > 1 and any(atoms <= others for others in own)
 
     def _cuts(self, node: torch.fx.Node) -> Iterator[tuple[Axis, Axis]]:
         """Of each dimension that a node reads by numbers: its axis, and what is left of that, () for one position."""

@@ -7,6 +7,8 @@ Frames may be joined before a patch embed of single frames, repeated, or cut up 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .axes import Atom, Axis, resolve
 from .trace_dims import DimTrace
 
@@ -22,6 +24,11 @@ class FoldedAxes:
                     made = isinstance(factor, Atom) and factor.origin and factor.bound is not None
                     if made and resolve((factor,)) != (factor,):
                         self._wholes[resolve((factor,))] = factor  # type: ignore[assignment]
+
+    @property
+    def wholes(self) -> Iterable[Axis]:
+        """What the proved axes are made of."""
+        return self._wholes.keys()
 
     def of(self, axis: Axis) -> Axis:
         """The factors of an axis, with those that together are one proved grid axis as that axis."""

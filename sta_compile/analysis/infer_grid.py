@@ -87,10 +87,13 @@ class GridInference:
         output = next(iter(reversed(trace.view.gm.graph.nodes)))
         self._returned = {a for node in output.all_input_nodes for a in trace.atoms(node)}
         self.streams = TokenStreams(trace)
-        rivals = RivalSequences(self.streams, self._attended(sites))
+        attended = list(self._attended(sites))
+        rivals = RivalSequences(self.streams, attended)
         self.grids = GridProofs(trace, declared, hints, known, rivals)
         self._parts = TokenParts(self.streams)
-        self._factorisation = Factorisation(self.streams, self.grids.folded, self.grids.latents)
+        self._factorisation = Factorisation(
+            self.streams, self.grids.folded, self.grids.latents, (asks for _, asks, _ in attended)
+        )
         self._moved = MovedTokens(self._parts)
         self._videos: list[Axis] = []  # of the attentions so far
         self._sequences = SequenceReader(trace.view, hints.values)
@@ -137,7 +140,7 @@ class GridInference:
                 return Refusal(site.name, other.reason, other.hint, False) if given else None
         elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
-        factorised = self._factorisation.problem(site, [parts[g] for g in grids] or parts)
+        factorised = self._factorisation.problem(site, q_axis, [parts[g] for g in grids] or parts)
         if factorised is not None:
             return Refusal(site.name, factorised.reason, factorised.hint)
         if main is None:
