@@ -22,7 +22,7 @@ from .analysis.graph_view import is_parameter
 from .analysis.grid_axis import IN_ORDER
 from .analysis.infer_grid import GridInference
 from .grid_plan import known_shape
-from .ir.known_tokens import OtherSequence, Segments, agreed
+from .ir.known_tokens import PARTS, OtherSequence, Segments, agreed
 from .settings import Settings
 
 # Ids and coordinates of tokens have up to four columns; features have more.
@@ -40,6 +40,12 @@ def sequences_given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset
     video = 0 if any(x.dim() > 3 for x in floats) else 1
     counts = Counter(int(n) for x in packed for n in set(x.shape[:2]))
     return frozenset(n for n, times in counts.items() if times > video)
+
+
+def given_video(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Is a model called with a latent of several frames? [batch, channels, frames, rows, columns], or frames first."""
+    given = (x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.dim() > 4)
+    return any(x.is_floating_point() and 1 not in x.shape[1:3] for x in given)
 
 
 def declared_tokens(settings: Settings) -> int:
@@ -92,7 +98,19 @@ def state_grids(gm: torch.fx.GraphModule, inference: GridInference) -> dict[int,
     for segments in _leaving(gm, inference):
         tokens = sum(n for n, _ in segments)
         found[tokens] = agreed(found.get(tokens, segments), segments)
+    found |= dict.fromkeys(_parts_leaving(gm, inference), PARTS)
     return {tokens: segments for tokens, segments in found.items() if segments is not None}
+
+
+def _parts_leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[int]:
+    """Numbers of tokens of a graph's outputs that have frames, or other parts of a video, in their batch."""
+    output = next(iter(reversed(inference.trace.view.gm.graph.nodes)))
+    for node in output.all_input_nodes:
+        for dims in inference.trace.tensors(node):
+            for part in inference.factorisation.parts_of(dims):
+                shape = known_shape(gm, (1, 1, axis_size(part)))
+                if shape is not None:
+                    yield prod(shape)
 
 
 def _leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[Segments]:

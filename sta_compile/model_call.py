@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_map_only
 from . import _torch
 from .analysis.first_call import largest_value
 from .analysis.hints import DECLARE
-from .call_grids import sequences_given
-from .ir.known_tokens import OtherSequence, Segments, agreed
+from .call_grids import given_video, sequences_given
+from .ir.known_tokens import PARTS, OtherSequence, Segments, agreed, grid_of_tokens
 from .ir.noise_level import Convention
 from .planning.scheduler_convention import convention_of_schedule
 from .prefix import Prefix
@@ -72,6 +72,7 @@ class ModelCall:
         self._prefix = prefix
         self._args, self._kwargs = args, kwargs
         self._grids: dict[int, Segments | None] = {}
+        self._of_video = given_video(args, kwargs)
         self.beside = sequences_given(args, kwargs)  # numbers of tokens of what is no video
         self._dense: dict[Any, torch.Tensor] = {}
         self.compiles = 0  # graphs that were compiled in this call
@@ -87,15 +88,25 @@ class ModelCall:
 
         declared: tokens of a grid that an option declares; it is among these if another sequence has as many.
         """
-        grids = {n: None if n in self.beside else known for n, known in self._grids.items()}
+        grids = {n: self._agreed(n, known) for n, known in self._grids.items()}
         if declared in self.beside:
             grids[declared] = None
         return tuple(sorted(grids.items()))
+
+    def _agreed(self, tokens: int, known: Segments | None) -> Segments | None:
+        """What else is known of this call: an image of a video's model may be any frame of it, beside its others."""
+        grid = None if known is None else grid_of_tokens({tokens: known}, tokens)
+        frame = self._of_video and grid is not None and grid[0] == 1
+        if known == PARTS or frame or tokens in self._prefix.parts:
+            return PARTS
+        return None if tokens in self.beside else known
 
     def state_grids(self, grids: Mapping[int, Segments | None]) -> None:
         """A graph that has just run proves these."""
         for tokens, segments in grids.items():
             self._grids[tokens] = agreed(self._grids.get(tokens, segments), segments)
+            if segments == PARTS:  # so are those of the next call, before a graph says so
+                self._prefix.parts.add(tokens)
 
     def state_others(
         self, sequences: Iterable[OtherSequence], args: Sequence[Any], outputs: Sequence[Any]

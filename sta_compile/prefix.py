@@ -52,11 +52,15 @@ class BeforeBlocks:
 
 
 class Prefix:
-    """The part of one model before its blocks, by shapes of the inputs. needed: has any graph asked?"""
+    """The part of one model before its blocks, by shapes of the inputs. needed: has any graph asked?
+
+    parts: numbers of tokens that graphs of earlier calls had with frames in their batch.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.needed = False
+        self.parts: set[int] = set()
         self.blocks = _main_blocks(model)
         self._found: OrderedDict[Any, BeforeBlocks] = OrderedDict()
         self._seen: OrderedDict[str, Known] = OrderedDict()

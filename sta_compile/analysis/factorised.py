@@ -14,7 +14,7 @@ from typing import Any
 import torch.fx
 
 from .attention_site import AttentionSite, Problem
-from .axes import Atom, Axis, atoms_of, resolve, segments_of
+from .axes import Atom, Axis, Dims, atoms_of, resolve, segments_of
 from .folded_axes import FoldedAxes
 from .graph_view import argument, canonical_name, is_tensor
 from .mask_spans import index_items
@@ -23,6 +23,10 @@ from .video_places import VideoPlaces, roots_of
 
 _SHORT = "nothing to do: such attention is short already"
 _IN_BATCH = Problem("factorised attention: frames or positions are in the batch axis", _SHORT)
+ELSEWHERE = Problem(
+    "factorised attention: frames or positions may be in its batch axis, as other graphs of the model show",
+    _SHORT,
+)
 _IN_HEADS = Problem("factorised attention: frames or positions are in the axis of heads", _SHORT)
 _ONE_BY_ONE = Problem(
     "factorised attention: its tokens are a part of the video's, as one of its frames is", _SHORT
@@ -82,6 +86,18 @@ class Factorisation:
         atoms = set(atoms_of(axis))
         both = (set(atoms_of(resolve(own))) for latent in self._latents for own in latent)
         return any(not atoms.isdisjoint(own) and not tokens.isdisjoint(own) for own in both)
+
+    def parts_of(self, dims: Dims) -> Iterator[Axis]:
+        """Tokens of a tensor, batch first, that are in each sample a part of a video. Its last axis may hold channels."""
+        for inner in (dims[1:-1], dims[1:] if len(dims) > 3 else ()):
+            places = self._places.beside({atom for axis in inner for atom in atoms_of(axis)})
+            if dims and not places.isdisjoint(roots_of(dims[0])):
+                held = [axis for axis in inner if not places.isdisjoint(roots_of(axis))]
+                whole = tuple(factor for axis in held for factor in axis)
+                found = (whole, *(segments_of(whole) if len(held) == 1 else ()))
+                # Of one factor nothing shows that it is all of the tokens: [layers, b, tokens, c] has b inside as well.
+                sure = self._places.certainly(dims[0])
+                yield from (part for part in found if sure or sum(1 for _ in atoms_of(part)) > 1)
 
     def _are_frames(self, axis: Axis, part: Axis) -> bool:
         """Is a factor of an axis one of the video's, of which a part of the tokens has the others?

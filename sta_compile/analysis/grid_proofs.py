@@ -13,7 +13,7 @@ from math import prod
 
 import torch.fx
 
-from ..ir.known_tokens import OF_CALL, Known, grid_of_tokens
+from ..ir.known_tokens import OF_CALL, PARTS, Known, grid_of_tokens
 from .axes import Atom, Axis, axis_size, resolve, same_size
 from .folded_axes import FoldedAxes
 from .graph_view import canonical_name, is_parameter
@@ -107,6 +107,12 @@ class GridProofs:
         if isinstance(size, int) and size in self.known and self.known[size] is None:
             return True
         return self._of_number(part) is not None and self.rivals.has(part)
+
+    def in_parts(self, part: Axis) -> bool:
+        """Does another graph know as many tokens that are a part of a video in each sample, and this one nothing better?"""
+        size, found = axis_size(part), self.proved(part)
+        parts = isinstance(size, int) and size in self.known and self.known[size] == PARTS
+        return parts and (found is None or found.hint is not None)
 
     def _of_number(self, part: Axis) -> GridAxis | None:
         return self._of_call(part) or self._of_option(part)

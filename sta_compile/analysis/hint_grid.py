@@ -233,7 +233,7 @@ class _Reader:
 def _sequence(known: Known, tokens: int) -> Axis | None:
     """An axis of several segments, of factors that are known to be frames, rows and columns."""
     segments = known.get(tokens)
-    if segments is None or len(segments) == 1:
+    if segments is None or len(segments) < 2:
         return None
     return concat([_axis_of(*segment) for segment in segments])
 

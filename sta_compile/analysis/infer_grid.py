@@ -27,7 +27,7 @@ from .axes import (
     same_size,
     segments_of,
 )
-from .factorised import Factorisation
+from .factorised import ELSEWHERE, Factorisation
 from .grid_axis import GridAxis
 from .grid_proofs import GridProofs
 from .hints import Hints, how_to_tell
@@ -91,7 +91,7 @@ class GridInference:
         rivals = RivalSequences(self.streams, attended)
         self.grids = GridProofs(trace, declared, hints, known, rivals)
         self._parts = TokenParts(self.streams)
-        self._factorisation = Factorisation(
+        self.factorisation = Factorisation(
             self.streams, self.grids.folded, self.grids.latents, (asks for _, asks, _ in attended)
         )
         self._moved = MovedTokens(self._parts)
@@ -140,9 +140,11 @@ class GridInference:
                 return Refusal(site.name, other.reason, other.hint, False) if given else None
         elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
-        factorised = self._factorisation.problem(site, q_axis, [parts[g] for g in grids] or parts)
+        factorised = self.factorisation.problem(site, q_axis, [parts[g] for g in grids] or parts)
         if factorised is not None:
             return Refusal(site.name, factorised.reason, factorised.hint)
+        if any(self.grids.in_parts(part) for part in ([parts[g] for g in grids] or parts)):
+            return Refusal(site.name, ELSEWHERE.reason, ELSEWHERE.hint)
         if main is None:
             return self._no_grid(site, q_axis)
         if any(self.streams.joined(site, parts[g]) for g in grids):

@@ -15,6 +15,8 @@ from .attention_spec import Triple
 
 OF_CALL = "another graph of this call"
 Segments: TypeAlias = tuple[tuple[int, Triple | None], ...]  # tokens, and their grid
+# Of tokens that are a part of a video in each sample: one of its frames, or a window.
+PARTS: Segments = ()
 # None: graphs disagree about axes of as many tokens.
 Known: TypeAlias = Mapping[int, Segments | None]
 
@@ -44,7 +46,12 @@ def grid_of_tokens(known: Known, tokens: int) -> Triple | None:
 
 
 def agreed(a: Segments | None, b: Segments | None) -> Segments | None:
-    """What two graphs say together; None if they contradict each other, or one of them knows of a contradiction."""
+    """What two graphs say together; None if they contradict each other, or one of them knows of a contradiction.
+
+    That some are parts of a video goes before all else: their number does not tell others from them.
+    """
+    if PARTS in (a, b):
+        return PARTS
     if a is None or b is None or [tokens for tokens, _ in a] != [tokens for tokens, _ in b]:
         return None
     both = tuple((n, x or y) for (n, x), (_, y) in zip(a, b, strict=True))
