@@ -132,10 +132,10 @@ def relate_setitem(trace: DimTrace, node: torch.fx.Node) -> bool:
 
 
 def written_axes(trace: DimTrace, node: torch.fx.Node) -> Dims | None:
-    """Axes of the slice that a `setitem` writes."""
+    """Axes of the slice that a `setitem` writes; None for rows that a mask picks, whose number depends on data."""
     x, index = node.args[:2]
-    whole = fake_value(x)
-    if inside_vmap(whole):
+    whole, items = fake_value(x), list(index) if isinstance(index, tuple) else [index]
+    if inside_vmap(whole) or not one_row_index(items):
         return None
     with getattr(whole, "fake_mode", None) or nullcontext():  # a list becomes a tensor
         region = whole[fake_value_index(index)]

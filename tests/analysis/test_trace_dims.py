@@ -264,6 +264,13 @@ def test_writes_inside_vmap_are_opaque_and_harm_no_other_value() -> None:
     assert torch.zeros(3)[torch.tensor([1])].shape == (1,)
 
 
+def test_rows_that_a_mask_picks_are_written_where_sizes_of_data_are_not_captured() -> None:
+    """How many there are depends on data: without capturing it a fake tensor can't tell."""
+    traced = Traced(lambda x, y: write(x.clone(), (x[:, :, 0] > 0,), y) * 1, "b2 n5 c4", "d4")
+    assert traced.text() == "b n c"
+    assert [node for node in traced.trace.opaque if node.target is operator.setitem]
+
+
 def test_a_body_has_the_axes_of_its_arguments() -> None:
     block = nn.Linear(4, 4)
 
