@@ -76,6 +76,7 @@ def _spec(problem: Problem, direction: str) -> KernelSpec:
         contexts=0,
         lengths="",
         dense=False,
+        head_windows=problem.head_windows and direction != "backward_rows",
     )
 
 

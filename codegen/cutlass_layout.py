@@ -79,6 +79,8 @@ PROBLEM = tuple(
         *((name, "i", 1) for name in ("contexts", "context_keys")),
         *((f"context_{name}", "i", CONTEXTS) for name in ("column", "key", "length", "query")),
         ("context_rows", "i", CONTEXTS),
+        *((name, "Q", 1) for name in ("listed", "windows")),
+        *((name, "i", 1) for name in ("listed_blocks", "whole_blocks")),
     )
 )
 KEY_MAPS = ("keys.k", "keys.v", "keys.k_group", "keys.v_group")

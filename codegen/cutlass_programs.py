@@ -99,6 +99,7 @@ def _constants(spec: KernelSpec, shared: int, warpgroups: int, **others: int) ->
         "kHeadDim": spec.head_dim,
         "kWarpgroups": warpgroups,
         "kStages": spec.blocks.stages,
+        "kHeadWindows": spec.head_windows,
         "kSharedBytes": shared,
         **others,
     }

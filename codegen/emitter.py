@@ -19,6 +19,7 @@ class Problem:
 
     query_rows: (rows, how many) of the units that blocks of queries can't cross: tiles, contexts.
     contexts: segments beside the video. masked: with a key_mask. video_masked: with a video_mask.
+    head_windows: heads have windows of their own.
     lengths: integer type of key_lengths ("i32", "i64"), "" without.
     key_runs: (lengths of the runs that a tile reads, how many such tiles).
     mapped: q, k, v are each one 2-D matrix. boxed: TMA can read them as they are, in 4-D (tensor_map).
@@ -38,6 +39,7 @@ class Problem:
     direction: str = "forward"
     masked: bool = False
     video_masked: bool = False
+    head_windows: bool = False
 
     def spec(self, emitter: Emitter, blocks: Blocks) -> KernelSpec:
         return KernelSpec(
@@ -53,6 +55,7 @@ class Problem:
             dense=self.dense,
             masked=self.masked,
             video_masked=self.video_masked,
+            head_windows=self.head_windows,
         )
 
 

@@ -17,7 +17,7 @@ from .analysis.infer_grid import Refusal, VideoAttention
 from .analysis.propagate_layout import LayoutPlan, propagate_layout
 from .analysis.trace_dims import DimTrace
 from .errors import InvalidOptionError
-from .ir.attention_spec import AttentionSpec, Triple
+from .ir.attention_spec import AttentionSpec, HeadTriples, Triple, is_per_head
 from .planning.choose_tiles import Plan, plan_attention
 from .planning.cut_layout import LayoutConflict
 from .report import ReplacedSite
@@ -86,9 +86,14 @@ class GridPlan:
                 min_tokens=self.settings.min_tokens,
                 kernel=kernel,
             ).text()
-        window: Triple | Literal["full"] = "full" if self.plan.is_full else self.plan.window.tiles
+        plan = self.plan
+        window: Triple | Literal["full"] | HeadTriples = plan.window.tiles
+        if plan.is_full:
+            window = "full"
+        elif plan.head_windows:
+            window = tuple(each.tiles for each in plan.head_windows)
         return AttentionSpec(
-            roles=tuple(roles), tiles=self.plan.tiling.tiles, window=window, kernel=kernel
+            roles=tuple(roles), tiles=plan.tiling.tiles, window=window, kernel=kernel
         ).text()
 
     def _evidence(self, site: VideoAttention) -> str:
@@ -120,6 +125,7 @@ class GridPlan:
                 tiles=named(plan.tiling.tiles) if plan is not None else None,
                 tile=named(plan.tiling.extents) if plan is not None else None,
                 window=named(plan.window.effective(plan.tiling)) if plan is not None else None,
+                windows=len(set(plan.windows)) if plan is not None else 1,
                 kept=self.kept,
                 kernel=kernel,
                 evidence=self._evidence(site),
@@ -147,7 +153,11 @@ def plan_grids(
         by_axis.setdefault(resolve(attention.grid.axis), []).append(attention)
     plans, refused = [], []
     crossing = crossing_axes(by_axis, settings.min_tokens)
-    for axis, sites in by_axis.items():
+    for axis, all_sites in by_axis.items():
+        sites, without = _with_windows(all_sites, settings)
+        refused += without
+        if not sites:
+            continue
         try:
             around = settings.layout == "site" or axis in crossing
             layout = propagate_layout(trace, axis, sites, around_sites=around)
@@ -200,14 +210,33 @@ def unfit_grid(grid: Triple | None, lengths: Collection[Size]) -> str:
     )
 
 
+def _with_windows(
+    sites: list[VideoAttention], settings: Settings
+) -> tuple[list[VideoAttention], list[Refusal]]:
+    """Sites whose heads have windows, and the others: a list of windows has one for each head."""
+    windows = settings.window
+    if not is_per_head(windows):
+        return sites, []
+    able = [each for each in sites if not each.site.heads_in_batch]
+    fitting = [each for each in able if each.site.heads == len(windows)]
+    if able and not fitting:
+        have = " or ".join(sorted({str(each.site.heads) for each in able}))
+        raise InvalidOptionError(
+            f"the option window lists {len(windows)} windows, and {able[0].site.name} has {have} heads; list one for "
+            "each head, or pass one window for all"
+        )
+    return fitting, [_other_heads(each, len(windows)) for each in sites if each not in fitting]
+
+
 def _in_order(settings: Settings, order: Triple) -> Settings:
     """Settings whose window and tile are in the order of the tokens."""
     window, tile = settings.window, settings.tile
-    return replace(
-        settings,
-        window=window if isinstance(window, str) else as_they_stand(order, window),
-        tile=None if tile is None else as_they_stand(order, tile),
-    )
+    if is_per_head(window):
+        window = tuple(as_they_stand(order, each) for each in window)
+    elif not isinstance(window, str):
+        window = as_they_stand(order, window)
+    tile = None if tile is None else as_they_stand(order, tile)
+    return replace(settings, window=window, tile=tile)
 
 
 def _plan(
@@ -282,6 +311,21 @@ def _frames_apart(site: VideoAttention) -> Refusal:
         site.site.name,
         f"always_keep names frames, and the tokens of a frame do not stand together: {site.grid.order_text}",
         "leave always_keep out, or order the tokens (frames, rows, cols) in the model",
+    )
+
+
+def _other_heads(attention: VideoAttention, windows: int) -> Refusal:
+    site = attention.site
+    if site.heads_in_batch:
+        return Refusal(
+            site.name,
+            "its heads are merged with the batch, so they can't have windows of their own",
+            "pass one window for all heads, or write its attention with a dimension of heads",
+        )
+    return Refusal(
+        site.name,
+        f"it has {site.heads} heads and the option window lists {windows} windows",
+        "pass one window for all heads",
     )
 
 

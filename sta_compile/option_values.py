@@ -43,6 +43,15 @@ def triple_or(*words: str) -> Reader:
     return read
 
 
+def window(value: Any) -> Any:
+    """A triple, a list of them with one for each head, "auto" or "full"; "18,24,24/30,40,40" is such a list."""
+    if isinstance(value, str) and "/" in value:
+        value = value.split("/")
+    if isinstance(value, str) or all(hasattr(part, "__index__") for part in value):
+        return triple_or("auto", "full")(value)
+    return tuple(map(triple, value))
+
+
 def optional_triple(value: Any) -> tuple[int, int, int] | None:
     """A triple; None and "auto" are None."""
     if value is None or (isinstance(value, str) and value.strip().lower() in (*_NONE, "auto")):

@@ -32,10 +32,11 @@ class ReplacedSite:
     segments: tuple[tuple[str, int | None], ...]  # ("video" | "context", tokens) in sequence order
     tiles: Triple | None  # tiles per axis
     tile: Triple | None  # nominal extents of a tile, in tokens
-    window: Triple | None  # in tiles
+    window: Triple | None  # in tiles; the widest, where heads have several
     kept: float | None  # share of the video's (query, key) pairs that is computed, 0..1
     kernel: str
     evidence: str = ""  # how the grid is known: "proved by conv3d patch embed"
+    windows: int = 1  # different ones among its heads
     calls: int = 1  # attentions of the model that it stands for: a nested region is called once for each layer
     order: str = (
         ""  # of the tokens, where it is not frames, rows, cols, or nothing says which is which

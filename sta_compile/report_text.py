@@ -156,11 +156,18 @@ def _replaced_table(sites: list[ReplacedSite]) -> Table:
                 for role, size in site.segments
             ),
             "at run time" if site.tiles is None else f"{shape(site.tiles)} of {shape(site.tile)}",
-            "at run time" if site.window is None else f"{shape(site.window)} tiles",
+            _window(site),
             "" if site.kept is None else percent(site.kept),
             site.kernel,
         )
     return table
+
+
+def _window(site: ReplacedSite) -> str:
+    if site.window is None:
+        return "at run time"
+    text = f"{shape(site.window)} tiles"
+    return text if site.windows == 1 else f"{site.windows} by head, up to {text}"
 
 
 def _refused_table(sites: list[RefusedSite]) -> Table:

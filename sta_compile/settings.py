@@ -36,8 +36,8 @@ class Settings:
 
     window: WindowRequest = _option(
         "auto",
-        read.triple_or("auto", "full"),
-        '(frames, rows, cols) in tokens, "auto" or "full"',
+        read.window,
+        '(frames, rows, cols) in tokens, a list of them with one for each head, "auto" or "full"',
         "How much of the video each query attends to, centred on its tile, after patchify. "
         '"auto" keeps at most 42 % of the pairs (58 % sparsity, the paper\'s training-free setting); '
         '"full" is exact.',

@@ -8,7 +8,7 @@ import torch.fx
 
 from ._torch import graph_modules, size_hint
 from .analysis.graph_view import fake_value
-from .ir.attention_spec import AttentionSpec
+from .ir.attention_spec import AttentionSpec, is_per_head
 from .ops.arguments import geometry_of
 from .runtime.prepare import Request, prepare
 
@@ -54,6 +54,7 @@ def request_of(node: torch.fx.Node) -> Request:
         scale=scale,  # type: ignore[arg-type]
         kernel=spec.kernel,
         choice=spec.choice,
+        head_windows=is_per_head(spec.window) or is_per_head(spec.request),
         backward=torch.is_grad_enabled()
         and any(fake_value(x).requires_grad for x in node.args[:3]),
     )

@@ -85,10 +85,14 @@ def full_mask(
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Dense masked attention in the inputs' dtype. q, k, v [batch, heads, tokens, head_dim]."""
+    """Dense masked attention in the inputs' dtype. q, k, v [batch, heads, tokens, head_dim].
+
+    mask: bool [batch, query, key], or [batch, heads, query, key].
+    """
+    mask = mask if mask.dim() == 4 else mask[:, None]
     share = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
-    visible = mask.any(1)[:, None, :, None]  # a key that no query sees may hold NaN
+    visible = mask.any(-2)[..., None]  # a key that no query sees may hold NaN
     k, v = k.where(visible, 0), v.where(visible, 0)
-    scores = (q @ k.mT * scale).masked_fill(~mask[:, None], -torch.inf)
+    scores = (q @ k.mT * scale).masked_fill(~mask, -torch.inf)
     return scores.softmax(-1).nan_to_num(0) @ v, scores.logsumexp(-1)

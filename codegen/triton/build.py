@@ -52,6 +52,7 @@ def cross_compile(spec: KernelSpec) -> Any:
     signature |= name(fixed, "constexpr") | name(POINTERS, f"*{dtype}")
     signature |= {"lse_ptr": "*fp32", "scale": "fp32", "lengths_ptr": f"*{spec.lengths}"}
     signature |= name(("dense_ptr", "mask_ptr", *VIDEO_MASK), "*u8")
+    signature["windows_ptr"] = "*i32"
     d = spec.padded_head_dim
     for which, rows in zip(DESCRIPTORS, (spec.blocks.m, spec.blocks.n, spec.blocks.n), strict=True):
         signature[which] = f"tensordesc<{dtype}[{rows},{d}]>"
@@ -60,6 +61,7 @@ def cross_compile(spec: KernelSpec) -> Any:
     absent += [] if spec.dense else ["dense_ptr"]
     absent += [] if spec.masked else ["mask_ptr"]
     absent += [] if spec.video_masked else list(VIDEO_MASK)
+    absent += [] if spec.head_windows else ["windows_ptr"]
     fixed |= dict.fromkeys(absent)
     signature |= name(absent, "constexpr")
     order = {argument: index for index, argument in enumerate(attention_forward.arg_names)}

@@ -77,6 +77,7 @@ def attention_forward(
     mask_ptr,
     video_mask_ptr,
     shown_ptr,
+    windows_ptr,
     scale,
     heads,
     share,
@@ -200,6 +201,10 @@ def attention_forward(
             before += blocks
 
     # Key runs of the window.
+    if windows_ptr is not None:
+        window_t = tl.load(windows_ptr + 3 * head)
+        window_h = tl.load(windows_ptr + 3 * head + 1)
+        window_w = tl.load(windows_ptr + 3 * head + 2)
     half_t, half_h, half_w = window_t // 2, window_h // 2, window_w // 2
     width_t = tl.minimum(tiles_t, 2 * half_t + 1)
     width_h = tl.minimum(tiles_h, 2 * half_h + 1)

@@ -6,6 +6,8 @@
 
 namespace sta {
 
+constexpr int kGroup = 16;  // tokens that are loaded together where a run is not made of whole blocks
+
 struct Run {
   int start, length;
 };

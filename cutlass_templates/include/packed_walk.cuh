@@ -6,8 +6,6 @@
 
 namespace sta {
 
-constexpr int kGroup = 16;
-
 // Part of a block of the rest: tokens `first + from` to `first + to`. The box of kGroup tokens from `first` on holds
 // others too where the run is shorter, or where it overlaps the group before.
 struct Packed {
@@ -23,10 +21,16 @@ struct Walk {
   int const lane;
   // Lane i holds run i of each 32, so that a block does not wait for the arithmetic of its first loads.
   Run mine;
-  int blocks = 0, rest_blocks;
-  bool shorter = false;  // is a run shorter than a group?
+  int blocks, rest_blocks;
+  bool shorter;  // is a run shorter than a group?
 
-  __device__ __forceinline__ explicit Walk(Side const& side) : side(side), lane(threadIdx.x % 32), mine(side.at(lane)) {
+  __device__ __forceinline__ explicit Walk(Side const& side) : side(side), lane(threadIdx.x % 32) { start(); }
+
+  // Reads the side anew.
+  __device__ __forceinline__ void start() {
+    mine = side.at(lane);
+    blocks = 0;
+    shorter = false;
     int groups = 0;
     auto const count = [&](int index, Run const& run) {
       int const in_blocks = side.in_blocks(index, run);

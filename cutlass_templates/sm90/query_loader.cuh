@@ -43,8 +43,7 @@ __device__ __forceinline__ KeyWork key_work_of(BackwardParameters const& paramet
   block %= per_head;
   work.batch = head / parameters.kv_heads;
   work.kv_head = head % parameters.kv_heads;
-  bool const masked = p.video_mask != nullptr && !p.shown[work.batch];
-  work.whole = context || masked || (p.dense != nullptr && p.dense[work.batch]);
+  work.whole = context || is_masked(p, work.batch) || is_dense(p, work.batch);
   if (context) {
     work.context = 0;
     while (block * kBlockKeys >= p.context_length[work.context]) {
@@ -77,21 +76,28 @@ __device__ __forceinline__ bool counts(Problem const& p, KeyWork const& work, in
   return flags == nullptr || flags[token];
 }
 
-// Runs of queries that see the keys: of the video's transposed window, then one for each context.
+// Runs of queries of one head that see the keys: of the video's transposed window, then one for each context.
 struct Queries {
   Problem const& p;
   Runs video;
   int of_video, count;
 
-  __device__ __forceinline__ Queries(Problem const& p, KeyWork const& work) : p(p), video(box(p, work)) {
+  __device__ __forceinline__ Queries(Problem const& p, KeyWork const& work, int head) : p(p), video(box(p, work, head)) { count_runs(); }
+
+  __device__ __forceinline__ void turn_to(KeyWork const& work, int head) {
+    video = box(p, work, head);
+    count_runs();
+  }
+
+  __device__ __forceinline__ void count_runs() {
     of_video = video.count_t * video.count_h;
     count = of_video + p.contexts;
   }
 
-  static __device__ __forceinline__ Runs box(Problem const& p, KeyWork const& work) {
+  static __device__ __forceinline__ Runs box(Problem const& p, KeyWork const& work, int head) {
     Span span[3];
 #pragma unroll
-    for (int i = 0; i < 3; i++) span[i] = work.whole ? Span{0, p.axis[i].tiles} : p.groups[i].seen_by(work.tile[i]);
+    for (int i = 0; i < 3; i++) span[i] = work.whole ? Span{0, p.axis[i].tiles} : groups_of(p, head, i).seen_by(work.tile[i]);
     return Runs(p.axis, span[0], span[1], span[2]);
   }
 
@@ -139,11 +145,21 @@ __device__ __forceinline__ void produce_queries(BackwardParameters const& parame
   Problem const& p = parameters.problem;
   int const lane = threadIdx.x % 32;
   bool const leader = lane == 0;
-  int const share = p.heads / parameters.kv_heads;
-  Queries const queries(p, work);
+  int const share = p.heads / parameters.kv_heads, first_head = work.kv_head * share;
+  Queries queries(p, work, first_head);
   Walk<kBlockQueries, Queries> walk(queries);
+  int steps = share * (walk.blocks + walk.rest_blocks);
+  if constexpr (kHeadWindows) {
+    steps = walk.blocks + walk.rest_blocks;
+#pragma unroll 1
+    for (int head = first_head + 1; head < first_head + share; head++) {
+      queries.turn_to(work, head);
+      walk.start();
+      steps += walk.blocks + walk.rest_blocks;
+    }
+  }
   if (leader) {
-    s.steps = share * (walk.blocks + walk.rest_blocks);
+    s.steps = steps;
     arrive(s.counted);
     expect(s.keys_full, 2 * kBlockKeys * kRowBytes);
     for (int c = 0; c < kColumnBlocks; c++)
@@ -157,7 +173,11 @@ __device__ __forceinline__ void produce_queries(BackwardParameters const& parame
   long long const all_rows = static_cast<long long>(p.batch_heads) * p.queries;
   int j = 0, loads = 0, listed = 0;
 #pragma unroll 1
-  for (int head = work.kv_head * share; head < (work.kv_head + 1) * share; head++) {
+  for (int head = first_head; head < first_head + share; head++) {
+    if constexpr (kHeadWindows) {
+      queries.turn_to(work, head);
+      walk.start();
+    }
     long long const head_row = (static_cast<long long>(work.batch) * p.heads + head) * p.queries;
     // Row `lane` and row lane + 32 of the block, -1 for one that sees nothing. They are read before a stage is waited for.
     auto const read = [&](long long row) { return parameters.statistics[row < 0 ? all_rows : row]; };
@@ -241,11 +261,18 @@ __device__ __forceinline__ void produce_queries(BackwardParameters const& parame
 
 // One warp, beside the one that loads.
 __device__ __forceinline__ void list_queries(BackwardParameters const& parameters, BackwardShared& s, KeyWork const& work) {
-  Queries const queries(parameters.problem, work);
+  Problem const& p = parameters.problem;
+  int const first_head = work.kv_head * (p.heads / parameters.kv_heads);
+  Queries queries(p, work, first_head);
   Walk<kBlockQueries, Queries> walk(queries);
   int block = 0;
-  for (int i = 0; i < parameters.problem.heads / parameters.kv_heads; i++)
+  for (int i = 0; i < p.heads / parameters.kv_heads; i++) {
+    if constexpr (kHeadWindows) {
+      queries.turn_to(work, first_head + i);
+      walk.start();
+    }
     s.list.fill(walk, [](int) { return static_cast<unsigned char const*>(nullptr); }, block);
+  }
 }
 
 }  // namespace sta

@@ -119,6 +119,12 @@ class AttentionSite:
         return width if self.projections is None else width // self.projections.heads
 
     @property
+    def heads(self) -> Size:
+        """Query heads; 1 where they are merged into the batch."""
+        own = sizes_of(self.q, self.q_order, self.samples)[1]
+        return own if self.projections is None else self.projections.heads
+
+    @property
     def heads_in_batch(self) -> bool:
         """Are heads merged into the batch, so that one sample can't be told from another?"""
         merged = self.q_order.heads is None and self.q_order.batch is not None

@@ -123,6 +123,21 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class Heads:
+    """A pattern for each head. pairs: of one head, on average."""
+
+    patterns: tuple[Pattern, ...]
+
+    @property
+    def pairs(self) -> int:
+        return sum(pattern.pairs for pattern in self.patterns) // len(self.patterns)
+
+    def sees(self, device: torch.device) -> Sees:
+        each = [pattern.sees(device) for pattern in self.patterns]
+        return lambda b, h, q, k: each[h](b, h, q, k)
+
+
+@dataclass(frozen=True)
 class Neighbourhood:
     """NATTEN's: a window of `window` tokens around each token, moved inward at borders, in raster order."""
 

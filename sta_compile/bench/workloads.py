@@ -1,11 +1,13 @@
 """What is measured: token grids of real models and of the paper, with the tilings that the planner gives them.
 
-Tilings and windows are (frames, rows, cols). "W1" is the paper's table: 30x48x80 tokens in 6x8x8 tiles.
+Tilings and windows are (frames, rows, cols). "W1" is the paper's table: 30x48x80 tokens in 6x8x8 tiles. "W1 mixed" has the
+five windows of its published schedule for HunyuanVideo, in their shares of the heads (arXiv 2502.04507).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -15,7 +17,7 @@ from ..ir.geometry import Geometry
 from ..ir.tiling import Tiling
 from ..ir.window import Window
 from ..ops.arguments import geometry_of
-from .patterns import Everything, Pattern, Samples, Tiles
+from .patterns import Everything, Heads, Pattern, Samples, Tiles
 
 DENSE = ("cudnn", "flash", "flash-attn-4")
 SAME_WINDOW = ("flex STA", "flash-attn-4 STA", "fastvideo STA")
@@ -24,7 +26,10 @@ OTHER_WINDOWS = ("flex NATTEN", "flex Swin", "natten")
 
 @dataclass(frozen=True)
 class Workload:
-    """One sequence: video tokens, then `text` tokens of which `valid` are keys. tiles: per axis. window: in tiles."""
+    """One sequence: video tokens, then `text` tokens of which `valid` are keys. tiles: per axis. window: in tiles.
+
+    head_windows: (window, heads that have it), beside which `window` has no meaning.
+    """
 
     name: str
     grid: Triple
@@ -40,6 +45,7 @@ class Workload:
     token_major: bool = True
     backward: bool = False
     deterministic: bool = False  # under torch.use_deterministic_algorithms
+    head_windows: tuple[tuple[Triple, int], ...] = ()
     peers: tuple[str, ...] = DENSE
 
     @property
@@ -59,15 +65,25 @@ class Workload:
         return len(self.dense) or 1
 
     @property
+    def unlike_heads(self) -> list[int]:
+        """The first and the last head, and the first one of each window."""
+        firsts = accumulate((count for _, count in self.head_windows), initial=0)
+        return sorted({*firsts, self.heads} - {self.heads} | {self.heads - 1})
+
+    @property
     def tile_window(self) -> Window:
         """As given; of all tiles if it is full."""
         return Window(self.tiles if isinstance(self.window, str) else self.window)
 
     @property
     def pattern(self) -> Pattern:
-        sparse: Pattern = Tiles(self.tiling, self.tile_window, self.text, self.valid)
-        if self.window == "full":
-            sparse = self.everything
+        def tiles(window: Window) -> Pattern:
+            return Tiles(self.tiling, window, self.text, self.valid)
+
+        sparse = self.everything if self.window == "full" else tiles(self.tile_window)
+        if self.head_windows:
+            counted = [(tiles(Window(window)), count) for window, count in self.head_windows]
+            sparse = Heads(tuple(each for each, count in counted for _ in range(count)))
         each = tuple(self.everything if dense else sparse for dense in self.dense)
         return Samples(each) if len(each) > 1 else (*each, sparse)[0]
 
@@ -77,7 +93,11 @@ class Workload:
 
     def spec(self, kernel: str) -> str:
         roles = ("video", "context") if self.text else ("video",)
-        window = "full" if self.window == "full" else self.tile_window.tiles
+        window: str | Triple | tuple[Triple, ...] = self.tile_window.tiles
+        if self.window == "full":
+            window = "full"
+        elif self.head_windows:
+            window = tuple(each for each, count in self.head_windows for _ in range(count))
         return AttentionSpec(roles, tiles=self.tiles, window=window, kernel=kernel).text()  # type: ignore[arg-type]
 
     def geometry(self) -> Geometry:
@@ -96,6 +116,7 @@ W1 = Workload(
     24,
     peers=(*DENSE, *SAME_WINDOW, *OTHER_WINDOWS),
 )
+MIXED = (((5, 3, 3), 10), ((1, 6, 10), 8), ((3, 3, 5), 3), ((5, 1, 10), 2), ((5, 6, 1), 1))
 WAN = Workload("wan 21x45x80", (21, 45, 80), (4, 5, 11), (3, 3, 3), 40, peers=(*DENSE, "flex STA"))
 FORWARD = (
     W1,
@@ -103,6 +124,7 @@ FORWARD = (
     replace(W1, name="W1 555", window=(5, 5, 5), peers=(*DENSE, *SAME_WINDOW)),
     replace(W1, name="W1 333 text 256", text=256, valid=200, peers=DENSE),
     replace(W1, name="W1 full", window="full", peers=DENSE),
+    replace(W1, name="W1 mixed", head_windows=MIXED, peers=()),
     replace(W1, name="W1 dense flag", dense=(True,), peers=()),
     replace(W1, name="W1 one dense, one sparse", dense=(True, False), peers=()),
     WAN,
@@ -128,6 +150,7 @@ BACKWARD = tuple(
         (W1, (*DENSE, "flex STA", "flash-attn-4 STA")),
         (replace(W1, name="W1 333 deterministic", deterministic=True), ()),
         (replace(W1, name="W1 555", window=(5, 5, 5)), (*DENSE, "flash-attn-4 STA")),
+        (replace(W1, name="W1 mixed", head_windows=MIXED), ()),
         (WAN, DENSE),
     )
 )
@@ -136,6 +159,7 @@ SMALL = (
     _TINY,
     replace(_TINY, name="small text", text=24, valid=17, peers=DENSE),
     replace(_TINY, name="small full", window="full", peers=DENSE),
+    replace(_TINY, name="small mixed", head_windows=(((1, 3, 3), 1), ((3, 1, 1), 1)), peers=()),
     replace(_TINY, name="small one dense", dense=(True, False), token_major=False, peers=()),
     replace(_TINY, name="small 333 backward", backward=True, peers=(*DENSE, "flex STA")),
 )

@@ -6,19 +6,24 @@ self-describing and versioned, and it names no length, batch size or GPU:
     "v1 roles=video,context tiles=5,6,10 window=3,3,3 kernel=auto"      a grid known when the model was compiled
     "v1 roles=video request=18,24,24 tile=auto min=8192 kernel=auto"    a grid known only at run time
     "v1 roles=context,video tiles=4,5,11 window=full kernel=auto"       dense attention
+    "v1 roles=video tiles=5,6,10 window=3,3,3/5,6,1 kernel=auto"        two heads, each with a window of its own
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ..errors import StaError
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 VERSION = "v1"
 Triple = tuple[int, int, int]
-WindowRequest = Triple | Literal["auto", "full"]
+HeadTriples = tuple[Triple, ...]  # one for each query head
+WindowRequest = Triple | Literal["auto", "full"] | HeadTriples
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,8 @@ class AttentionSpec:
     roles: one per segment, in the order of the keys: "video" (exactly one), "context", or "keys" for tokens that are
         keys only; queries are those of the other segments, in the same order.
     tiles: tiles per axis (T, H, W), or None when they follow from `request` and the grid at run time.
-    window: window in tiles (T, H, W), or "full"; None together with `tiles`.
-    request: window in tokens, "auto" or "full", for grids known only at run time.
+    window: window in tiles (T, H, W), one for each head, or "full"; None together with `tiles`.
+    request: window in tokens, one for each head, "auto" or "full", for grids known only at run time.
     tile: tile extents in tokens for `request`, or None for the planner's choice.
     min_tokens: with `request`, grids of fewer tokens get the full window.
     kernel: "auto", "cutlass", "triton" or "reference".
@@ -38,7 +43,7 @@ class AttentionSpec:
 
     roles: tuple[str, ...]
     tiles: Triple | None = None
-    window: Triple | Literal["full"] | None = None
+    window: Triple | Literal["full"] | HeadTriples | None = None
     request: WindowRequest | None = None
     tile: Triple | None = None
     min_tokens: int = 0
@@ -84,13 +89,27 @@ class AttentionSpec:
         return _parse(text)
 
 
-def _join(value: tuple[int, ...] | str | None) -> str:
-    return value if isinstance(value, str) else ",".join(map(str, value or ()))
+def is_per_head(value: object) -> TypeIs[HeadTriples]:
+    """Is a window, or the request for one, a list with one for each head?"""
+    return isinstance(value, tuple) and isinstance(value[0], tuple)
+
+
+def _join(value: Triple | HeadTriples | str | None) -> str:
+    if isinstance(value, str):
+        return value
+    if is_per_head(value):
+        return "/".join(map(_join, value))
+    return ",".join(map(str, value or ()))
 
 
 def _triple(text: str) -> Triple:
     a, b, c = (int(part) for part in text.split(","))
     return (a, b, c)
+
+
+def _triples(text: str) -> Triple | HeadTriples:
+    found = tuple(map(_triple, text.split("/")))
+    return found if len(found) > 1 else found[0]
 
 
 @lru_cache(maxsize=1024)
@@ -103,16 +122,16 @@ def _parse(text: str) -> AttentionSpec:
         )
     try:
         values = dict(field.split("=", 1) for field in fields)
-        window: Triple | Literal["full"] | None = None
+        window: Triple | Literal["full"] | HeadTriples | None = None
         request: WindowRequest | None = None
         if "tiles" in values:
-            window = "full" if values["window"] == "full" else _triple(values["window"])
+            window = "full" if values["window"] == "full" else _triples(values["window"])
         elif values["request"] == "auto":
             request = "auto"
         elif values["request"] == "full":
             request = "full"
         else:
-            request = _triple(values["request"])
+            request = _triples(values["request"])
         tile = values.get("tile", "auto")
         return AttentionSpec(
             roles=tuple(values["roles"].split(",")),

@@ -19,12 +19,16 @@ from .window import Window, kept_pairs
 
 @dataclass(frozen=True)
 class Geometry:
-    """segments: tokens per segment, in the order of the keys. roles: "video", "context" or "keys"."""
+    """segments: tokens per segment, in the order of the keys. roles: "video", "context" or "keys".
+
+    head_windows: one for each query head, or () where all have `window`, which else holds all of them.
+    """
 
     segments: tuple[int, ...]
     roles: tuple[str, ...]
     tiling: Tiling
     window: Window
+    head_windows: tuple[Window, ...] = ()
 
     def __post_init__(self) -> None:
         if self.segments[self.video] != self.tiling.tokens:
@@ -85,12 +89,23 @@ class Geometry:
         """Tokens of k and v beside the video."""
         return self.keys - self.tiling.tokens
 
-    @property
-    def pairs(self) -> int:
-        """(query, key) pairs that are computed when all context keys are valid."""
+    def pairs(self, heads: int) -> int:
+        """(query, key) pairs of so many heads that are computed when all context keys are valid."""
         video = self.tiling.tokens
-        windows = kept_pairs(self.tiling, self.window)
-        return windows + video * self.context_keys + (self.queries - video) * self.keys
+        beside = video * self.context_keys + (self.queries - video) * self.keys
+        windows = self.head_windows or (self.window,) * heads
+        return heads * beside + sum(kept_pairs(self.tiling, window) for window in windows)
+
+    def by_window(self) -> dict[Window, tuple[int, ...]]:
+        """Heads that have the same window; only where heads have windows of their own."""
+        found: dict[Window, tuple[int, ...]] = {}
+        for head, window in enumerate(self.head_windows):
+            found[window] = (*found.get(window, ()), head)
+        return found
+
+    def with_window(self, window: Window) -> Geometry:
+        """The same sequence for heads that all have this window."""
+        return replace(self, window=window, head_windows=())
 
     @property
     def largest_tile(self) -> int:
@@ -100,4 +115,4 @@ class Geometry:
     def full(self) -> Geometry:
         """The same sequence with a full window: one tile, one run."""
         one = (1, 1, 1)
-        return replace(self, tiling=Tiling(self.tiling.grid, one), window=Window(one))
+        return Geometry(self.segments, self.roles, Tiling(self.tiling.grid, one), Window(one))

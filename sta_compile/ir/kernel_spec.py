@@ -36,6 +36,7 @@ class KernelSpec:
 
     loads: "tma" or "pointer". What follows is for Triton, C++ kernels take it at run time. contexts: segments beside the
     video. lengths: integer type of key_lengths, "" without. masked: with a key_mask. video_masked: with a video_mask.
+    head_windows: heads have windows of their own, for every emitter.
     """
 
     emitter: str
@@ -50,6 +51,7 @@ class KernelSpec:
     dense: bool
     masked: bool = False
     video_masked: bool = False
+    head_windows: bool = False
 
     @property
     def padded_head_dim(self) -> int:
@@ -72,6 +74,7 @@ class KernelSpec:
             "dense" if self.dense else "",
             "masked" if self.masked else "",
             "video_masked" if self.video_masked else "",
+            "head_windows" if self.head_windows else "",
         ]
         return " ".join(part for part in parts if part)
 

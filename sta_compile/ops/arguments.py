@@ -44,8 +44,8 @@ def _geometry(segments: tuple[int, ...], grid: Triple, spec: str) -> Geometry:
             f"{len(segments)} segments for the roles {parsed.roles}; pass one length per role"
         )
     plan = resolve(parsed, grid)
-    geometry = Geometry(segments, parsed.roles, plan.tiling, plan.window)
-    return geometry.full() if plan.window.is_full(plan.tiling) else geometry
+    geometry = Geometry(segments, parsed.roles, plan.tiling, plan.window, plan.head_windows)
+    return geometry.full() if plan.is_full else geometry
 
 
 def _triple(grid: Sequence[int]) -> Triple:
@@ -83,6 +83,10 @@ def check_sizes(q: Tensor, k: Tensor, v: Tensor, visible: Visibility) -> None:
     if kv_heads == 0 or heads % kv_heads:
         raise StaError(
             f"{heads} query heads can't share {kv_heads} key heads; pass a multiple of the key heads"
+        )
+    if geometry.head_windows and len(geometry.head_windows) != heads:
+        raise StaError(
+            f"there are {len(geometry.head_windows)} windows for {heads} query heads; pass one for each head"
         )
     for name, have, want in (("q", tokens, geometry.queries), ("k", k.shape[2], geometry.keys)):
         if have != want:

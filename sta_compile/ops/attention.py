@@ -164,7 +164,7 @@ def _autocast(device: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 def _pairs(q_shape: Sequence[int], segments: Lengths, grid: Lengths, spec: str) -> int:
     batch, heads, _, head_dim = q_shape
-    return batch * heads * head_dim * geometry_of(segments, grid, spec).pairs
+    return batch * head_dim * geometry_of(segments, grid, spec).pairs(heads)
 
 
 LIBRARY.impl("attention", _attention, "CompositeExplicitAutograd")

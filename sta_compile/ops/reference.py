@@ -11,7 +11,7 @@ zeros before any product, since a weight of 0 times NaN would be NaN.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise, product
 
@@ -173,6 +173,15 @@ def _attend(q: Tensor, keys: _Keys, scale: float) -> tuple[Tensor, Tensor]:
     return out / total.masked_fill(total == 0, 1)[..., None], top + total.log()
 
 
+def _by_window(
+    visible: Visibility, share: int
+) -> Iterator[tuple[Visibility, list[int], list[int]]]:
+    """(what they see, query heads, key heads) of heads with one window. share: query heads of a key head."""
+    for window, heads in visible.geometry.by_window().items():
+        case = replace(visible, geometry=visible.geometry.with_window(window))
+        yield case, list(heads), [head // share for head in heads]
+
+
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, visible: Visibility, scale: float
 ) -> tuple[Tensor, Tensor]:
@@ -181,6 +190,11 @@ def _forward(
     out = torch.empty_like(q)
     lse = q.new_empty((batch, heads, tokens), dtype=torch.float32)
     geometry, valid = visible.geometry, _valid(visible)
+    if geometry.head_windows:
+        for case, of_q, of_k in _by_window(visible, heads // k.shape[1]):
+            found = _forward(q[:, of_q], k[:, of_k], v[:, of_k], case, scale)
+            out[:, of_q], lse[:, of_q] = found
+        return out, lse
     for group in groups(geometry):
         keys = _Keys(k, v, visible, group, valid)
         rows = _gather(q, group.rows, keys.k.dtype)
@@ -207,6 +221,16 @@ def _backward(
     dq = torch.empty_like(q)
     dk, dv = (torch.zeros_like(x, dtype=dtype) for x in (k, v))
     geometry, valid = visible.geometry, _valid(visible)
+    if geometry.head_windows:
+        for case, of_q, of_k in _by_window(visible, q.shape[1] // kv_heads):
+            dout_h, q_h, out_h, lse_h = (x[:, of_q] for x in (dout, q, out, lse))
+            k_h, v_h = (x[:, of_k].to(dtype) for x in (k, v))  # sums over heads are rounded once
+            found = _backward(dout_h, q_h, k_h, v_h, out_h, lse_h, case, scale)
+            dq[:, of_q], part_dk, part_dv = found
+            at = torch.tensor(of_k, device=k.device)
+            dk.index_add_(1, at, part_dk)
+            dv.index_add_(1, at, part_dv)
+        return dq, dk.to(k.dtype), dv.to(v.dtype)
     for group in groups(geometry):
         keys = _Keys(k, v, visible, group, valid)
         rows, drows, orows = (_gather(x, group.rows, dtype) for x in (q, dout, out))

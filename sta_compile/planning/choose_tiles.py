@@ -29,18 +29,23 @@ distance is the largest smallest reach among them over their own (`choose_window
 is); steps 5 and 6 are the same, and 4 is empty. 30x48x80 has 597 such plans; 6x8x8 tiles with the
 paper's (5, 5, 5) are among the nearest, waste nothing and have no ragged axis. "full" is tiled as
 "auto", so that tile order is defined.
+
+Where each head has a window of its own, tiles are those for the window that most heads have (of equals, the largest),
+since all heads share one order of tokens.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
+from typing import Literal
 
 from ..errors import StaError
-from ..ir.attention_spec import Triple, WindowRequest
+from ..ir.attention_spec import HeadTriples, Triple, WindowRequest, is_per_head
 from ..ir.tiling import Tiling
 from ..ir.window import Window, kept, kept_on_axis
 from .choose_window import AUTO_PERCENT, auto_tiles, reach, requested_tiles
@@ -58,19 +63,34 @@ AUTO_STEP = 3  # percent of the pairs
 
 @dataclass(frozen=True)
 class Plan:
-    """How the video tokens are ordered and which pairs of them are computed."""
+    """How the video tokens are ordered and which pairs of them are computed.
+
+    head_windows: one for each head, or () where all have `window`, which else is as wide on each axis as the widest.
+    """
 
     tiling: Tiling
     window: Window
+    head_windows: tuple[Window, ...] = ()
+
+    @staticmethod
+    def of(tiling: Tiling, windows: Sequence[Triple]) -> Plan:
+        """windows: in tiles; one, or one for each head."""
+        t, h, w = map(max, zip(*windows, strict=True))
+        widest = Window((t, h, w))
+        return Plan(tiling, widest, () if len(set(windows)) == 1 else tuple(map(Window, windows)))
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        return self.head_windows or (self.window,)
 
     @property
     def kept(self) -> float:
-        """Share of the (query, key) pairs of video tokens that are computed."""
-        return kept(self.tiling, self.window)
+        """Share of the (query, key) pairs of video tokens that are computed, on average over the heads."""
+        return sum(kept(self.tiling, window) for window in self.windows) / len(self.windows)
 
     @property
     def is_full(self) -> bool:
-        return self.window.is_full(self.tiling)
+        return all(window.is_full(self.tiling) for window in self.windows)
 
 
 @dataclass(frozen=True)
@@ -89,6 +109,9 @@ class _Candidate:
 def plan_attention(grid: Triple, window: WindowRequest, tile: Triple | None = None) -> Plan:
     """Plan for a grid (T, H, W) and a window in tokens; `tile` in tokens replaces rules 1 to 6."""
     _check("grid", grid)
+    if is_per_head(window):
+        tiling = plan_attention(grid, _commonest(window), tile).tiling
+        return Plan.of(tiling, [_window(grid, tiling.tiles, each) for each in window])
     if not isinstance(window, str):
         _check("window", window)
         if all(tokens >= length for tokens, length in zip(window, grid, strict=True)):
@@ -99,6 +122,11 @@ def plan_attention(grid: Triple, window: WindowRequest, tile: Triple | None = No
         _check("tile", tile)
         tiles = _tiles_of_extent(grid, tile)
     return Plan(Tiling(grid, tiles), Window(_window(grid, tiles, window)))
+
+
+def _commonest(windows: HeadTriples) -> Triple:
+    count = Counter(windows)
+    return max(count, key=lambda window: (count[window], prod(window), window))
 
 
 def _check(name: str, value: Triple) -> None:
@@ -117,7 +145,7 @@ def _tiles_of_extent(grid: Triple, tile: Triple) -> Triple:
     return (t, h, w)
 
 
-def _window(grid: Triple, tiles: Triple, request: WindowRequest) -> Triple:
+def _window(grid: Triple, tiles: Triple, request: Triple | Literal["auto", "full"]) -> Triple:
     if request == "full":
         return tiles
     if request == "auto":
@@ -129,7 +157,7 @@ def _window(grid: Triple, tiles: Triple, request: WindowRequest) -> Triple:
     return (t, h, w)
 
 
-def _choose(grid: Triple, request: WindowRequest) -> Triple:
+def _choose(grid: Triple, request: Triple | Literal["auto"]) -> Triple:
     if isinstance(request, str):
         candidates = _auto_candidates(grid)
     else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
-from ..ir.attention_spec import AttentionSpec, Triple
+from ..ir.attention_spec import AttentionSpec, Triple, is_per_head
 from ..ir.tiling import Tiling
 from ..ir.window import Window
 from .choose_tiles import Plan, plan_attention
@@ -23,5 +23,7 @@ def resolve(spec: AttentionSpec, grid: Triple) -> Plan:
         assert spec.request is not None, "AttentionSpec holds tiles and window, or a request"
         request = "full" if prod(grid) < spec.min_tokens else spec.request
         return plan_attention(grid, request, spec.tile)
-    window = spec.tiles if spec.window == "full" else spec.window
-    return Plan(Tiling(grid, spec.tiles), Window(window))
+    tiling = Tiling(grid, spec.tiles)
+    if is_per_head(spec.window):
+        return Plan.of(tiling, spec.window)
+    return Plan(tiling, Window(spec.tiles if spec.window == "full" else spec.window))

@@ -9,7 +9,7 @@ from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from .cutlass_bind import Binding, pointers_of
 from .cutlass_parameters import Arguments, Map, Values, map_of, strides
-from .cutlass_problem import problem_values, thread_blocks
+from .cutlass_problem import ThreadBlocks, problem_tables, problem_values, thread_blocks
 from .tensors import GradientTensors, may_be_dense
 
 FIELDS = GradientTensors._fields
@@ -46,7 +46,8 @@ def _query_gradients(
     spec: KernelSpec, tensors: GradientTensors, geometry: Geometry, scale: float
 ) -> Binding:
     m, n = spec.blocks.m, spec.blocks.n
-    blocks = thread_blocks(m, geometry, may_be_dense(tensors))
+    batch, heads, *_ = tensors.q.shape
+    blocks = thread_blocks(m, geometry, heads, may_be_dense(tensors))
     arguments = Arguments(
         QUERY_GRADIENTS,
         _maps(spec, tensors, q=GROUP, dout=GROUP, k=n, v=n, k_group=GROUP, v_group=GROUP),
@@ -56,8 +57,9 @@ def _query_gradients(
             "softmax_scale": [scale],
             **_problem(m, tensors, geometry, blocks, scale),
         },
+        problem_tables(geometry, tensors.q.device, m),
     )
-    return Binding(tensors.q.shape[0] * tensors.q.shape[1] * sum(blocks), arguments)
+    return Binding(blocks.total(batch, heads), arguments)
 
 
 def _key_gradients(
@@ -67,7 +69,7 @@ def _key_gradients(
     kv_heads = tensors.k.shape[1]
     tile_blocks = -(-geometry.largest_tile // KEY_ROWS)
     contexts = sum(-(-length // KEY_ROWS) for _, length in geometry.contexts)
-    video = geometry.tiling.count_tiles * tile_blocks
+    blocks = ThreadBlocks(contexts, geometry.tiling.count_tiles * tile_blocks)
     m = spec.blocks.m
     arguments = Arguments(
         KEY_GRADIENTS,
@@ -87,10 +89,11 @@ def _key_gradients(
             **strides("dv", tensors.dv),
             **{"part_rows": [batch * heads * queries], "softmax_scale": [scale]},
             **{"kv_heads": [kv_heads], "tile_blocks": [tile_blocks]},
-            **_problem(QUERY_UNIT, tensors, geometry, (contexts, video), scale),
+            **_problem(QUERY_UNIT, tensors, geometry, blocks, scale),
         },
+        problem_tables(geometry, tensors.q.device),
     )
-    return Binding(batch * kv_heads * (contexts + video), arguments)
+    return Binding(blocks.total(batch, kv_heads), arguments)
 
 
 def _maps(spec: KernelSpec, tensors: GradientTensors, **rows: int) -> list[tuple[int, Map]]:
@@ -106,11 +109,9 @@ def _problem(
     rows: int,
     tensors: GradientTensors,
     geometry: Geometry,
-    blocks: tuple[int, int],
+    blocks: ThreadBlocks,
     scale: float,
 ) -> Values:
     batch, heads, *_ = tensors.q.shape
-    kv_heads = tensors.k.shape[1]
-    return problem_values(
-        rows, geometry, blocks, batch, heads, kv_heads, scale, tensors.key_lengths
-    )
+    shape = batch, heads, tensors.k.shape[1]
+    return problem_values(rows, geometry, blocks, shape, scale, tensors.key_lengths)

@@ -9,7 +9,7 @@ from ..codegen.cutlass_layout import FORWARD, POINTERS
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from .cutlass_parameters import Arguments, map_of, strides
-from .cutlass_problem import problem_values, thread_blocks
+from .cutlass_problem import problem_tables, problem_values, thread_blocks
 from .tensors import Tensors, may_be_dense
 
 FLAGS = ("key_lengths", "dense", "key_mask", "video_mask", "shown")  # of Tensors, by POINTERS
@@ -32,7 +32,7 @@ def bind_forward(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: 
     q, k, v, out, _, key_lengths, *_ = tensors
     batch, heads, *_ = q.shape
     m, n = spec.blocks.m, spec.blocks.n
-    blocks = thread_blocks(m, geometry, may_be_dense(tensors))
+    blocks = thread_blocks(m, geometry, heads, may_be_dense(tensors))
     boxes = ((0, q, GROUP), (1, k, n), (2, v, n), (1, k, GROUP), (2, v, GROUP))
     arguments = Arguments(
         FORWARD,
@@ -40,7 +40,8 @@ def bind_forward(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: 
         pointers_of(Tensors._fields, ("out.data", "out"), ("lse", "lse")),
         {
             **strides("out", out),
-            **problem_values(m, geometry, blocks, batch, heads, k.shape[1], scale, key_lengths),
+            **problem_values(m, geometry, blocks, (batch, heads, k.shape[1]), scale, key_lengths),
         },
+        problem_tables(geometry, q.device, m),
     )
-    return Binding(batch * heads * sum(blocks), arguments)
+    return Binding(blocks.total(batch, heads), arguments)

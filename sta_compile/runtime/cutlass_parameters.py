@@ -45,7 +45,7 @@ class Arguments:
     """Parameters in memory, for each set of addresses that was launched with.
 
     maps: in the order of the layout's, each with the index of its tensor. pointers: for fields that are addresses, the index
-    of the tensor. values: of all other fields.
+    of the tensor. tables: tensors that launches share, by the field of their address. values: of all other fields.
     """
 
     def __init__(
@@ -54,10 +54,13 @@ class Arguments:
         maps: Sequence[tuple[int, Map]],
         pointers: Mapping[str, int],
         values: Values,
+        tables: Mapping[str, Tensor] | None = None,
     ) -> None:
         self._maps = tuple(maps)
         self._pointers = [(layout.offsets[name], index) for name, index in pointers.items()]
-        self._template = _packed(layout, values)
+        self._tables = dict(tables or {})  # kept alive
+        addresses = {name: [table.data_ptr()] for name, table in self._tables.items()}
+        self._template = _packed(layout, {**values, **addresses})
         self._encoded: dict[tuple[int, int], bytes] = {}
         self._kept: dict[tuple[int, ...], Parameters] = {}
 

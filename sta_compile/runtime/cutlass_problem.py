@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import accumulate
 from math import log2
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..codegen.cutlass_blocks import GROUP
@@ -12,36 +14,67 @@ from ..codegen.cutlass_layout import CONTEXTS
 from ..ir.geometry import Geometry
 from ..ir.window_groups import group_blocks, groups_of
 from .cutlass_parameters import Values
+from .window_tables import listed_blocks, packed_blocks, table_of
 
 LOG2_E = log2(2.718281828459045)
 
 
-def thread_blocks(rows: int, geometry: Geometry, may_be_dense: bool) -> tuple[int, int]:
-    """(blocks of all contexts, blocks of the video) of one head, of `rows` query rows each.
+class ThreadBlocks(NamedTuple):
+    """contexts: of all contexts of one head. video: of one head, or of a sample if heads have windows of their own.
+
+    Then listed of these are in the list that a sample reads which is not dense, and whole are of one head in a dense one.
+    """
+
+    contexts: int
+    video: int
+    listed: int = 0
+    whole: int = 0
+
+    def total(self, batch: int, heads: int) -> int:
+        return batch * (heads * self.contexts + (self.video if self.listed else heads * self.video))
+
+
+def thread_blocks(rows: int, geometry: Geometry, heads: int, may_be_dense: bool) -> ThreadBlocks:
+    """Thread blocks of `rows` query rows each.
 
     may_be_dense: some samples may see the whole video; a sample whose video_mask hides keys does.
     """
     tiling = geometry.tiling
+    whole = -(-tiling.tokens // rows)  # the video of a dense sample is one run of rows
+    contexts = sum(-(-length // rows) for _, length in geometry.context_queries)
+    if geometry.head_windows:
+        listed = len(listed_blocks(geometry, rows))
+        return ThreadBlocks(
+            contexts, max(listed, heads * whole) if may_be_dense else listed, listed, whole
+        )
     video = group_blocks(tiling, geometry.window, GROUP, rows // GROUP).video
-    if may_be_dense:  # then the video is one run of rows
-        video = max(video, -(-tiling.tokens // rows))
-    return sum(-(-length // rows) for _, length in geometry.context_queries), video
+    return ThreadBlocks(contexts, max(video, whole) if may_be_dense else video)
+
+
+def problem_tables(
+    geometry: Geometry, device: torch.device, rows: int | None = None
+) -> dict[str, Tensor]:
+    """What addresses in the problem point to, but for the call's own tensors. rows: query rows that a thread block owns."""
+    if not geometry.head_windows:
+        return {}
+    tables = {"problem.windows": table_of(geometry.head_windows, device)}
+    if rows is not None:
+        tables["problem.listed"] = packed_blocks(geometry, rows, device)
+    return tables
 
 
 def problem_values(
     rows: int,
     geometry: Geometry,
-    blocks: tuple[int, int],
-    batch: int,
-    heads: int,
-    kv_heads: int,
+    blocks: ThreadBlocks,
+    shape: tuple[int, int, int],
     scale: float,
     key_lengths: Tensor | None,
 ) -> Values:
-    """rows: query rows of a thread block. blocks: of all contexts and of the video, of one head."""
+    """rows: query rows of a thread block. shape: (batch, heads, key heads)."""
     tiling, window = geometry.tiling, geometry.window
     grouped = group_blocks(tiling, window, GROUP, rows // GROUP)
-    contexts, video = blocks
+    batch, heads, kv_heads = shape
     keys, queries = list(geometry.contexts), list(geometry.context_queries)
     unused = [0] * (CONTEXTS - len(keys))
     values: dict[str, list[float]] = {
@@ -62,10 +95,10 @@ def problem_values(
         ],
         "by_share": divisor(heads // kv_heads),
         "by_heads": divisor(heads),
-        "by_context_blocks": divisor(contexts),
-        "by_video_blocks": divisor(video),
-        "context_blocks": [contexts],
-        "video_blocks": [video],
+        "by_context_blocks": divisor(blocks.contexts),
+        "by_video_blocks": divisor(blocks.video),
+        "context_blocks": [blocks.contexts],
+        "video_blocks": [blocks.video],
         "slab_blocks": [x for n in grouped.slab for x in divisor(n)],
         "band_blocks": [x for band in grouped.band for n in band for x in divisor(n)],
         "group_blocks": [x for t in grouped.group for h in t for n in h for x in divisor(n)],
@@ -76,6 +109,8 @@ def problem_values(
         "context_length": [*(length for _, length in keys), *unused],
         "context_query": [*(start for start, _ in queries), *unused],
         "context_rows": [*(length for _, length in queries), *unused],
+        "listed_blocks": [blocks.listed],
+        "whole_blocks": [blocks.whole],
     }
     return {f"problem.{name}": value for name, value in values.items()}
 

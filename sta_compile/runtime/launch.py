@@ -150,7 +150,7 @@ def attention_forward(
             return _result(tensors, out)
     failures = [_failed[spec] for spec in specs if spec in _failed]
     if len(failures) < len(specs):
-        reason = "a CUDA graph is being captured and no kernel is built yet"
+        reason = "a CUDA graph is being captured and no call like this one ran before"
     else:
         reason = (*failures, *refusals)[0]
     if kernel != "auto":
@@ -194,8 +194,8 @@ def _result(tensors: Tensors, out: Tensor) -> tuple[Tensor, Tensor]:
 def run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> Start | None:
     """Launches on the current stream; None if that is not possible. The result launches again."""
     binary = built(spec, tensors.q.device.index)
-    if binary is None:
-        return None
+    if binary is None or (spec.head_windows and torch.cuda.is_current_stream_capturing()):
+        return None  # a table of windows can't be copied to the GPU while a CUDA graph is captured
     try:
         start = runner_of(spec.emitter).bind(spec, binary, tensors, geometry, scale)
         on_device(start, tensors.q.device, tensors)

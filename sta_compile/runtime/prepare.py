@@ -28,7 +28,8 @@ class Request:
 
     shape: of q, [batch, heads, tokens, head_dim]. keys: tokens of k and v. geometry: None for a grid that is not known yet.
     token_major: memory is [batch, tokens, heads, head_dim]. device: on meta, kernels are those of the target that the
-    option `target` names. kernel, choice: as in AttentionSpec. backward: gradients will be asked for.
+    option `target` names. kernel, choice: as in AttentionSpec. backward: gradients will be asked for. head_windows: heads
+    have windows of their own; `geometry` says so too.
     """
 
     shape: tuple[int, int, int, int]
@@ -47,6 +48,7 @@ class Request:
     kernel: str = "auto"
     choice: str = ""
     backward: bool = False
+    head_windows: bool = False
 
     def tensors(self, device: str | torch.device = "meta") -> Tensors:
         """Of such a call; what is in them is not defined."""
@@ -75,7 +77,8 @@ class Request:
         )
 
     def problem(self) -> Problem:
-        geometry = self.geometry or _one_tile(self.keys, self.contexts)
+        heads = self.shape[1] if self.head_windows else 0
+        geometry = self.geometry or _one_tile(self.keys, self.contexts, heads)
         return problem_of(self.tensors(), geometry, self.scale, self.device)
 
     @property
@@ -123,7 +126,8 @@ def _build(spec: KernelSpec, device: torch.device) -> bool:
     return True
 
 
-def _one_tile(tokens: int, contexts: int) -> Geometry:
-    one = (1, 1, 1)
+def _one_tile(tokens: int, contexts: int, heads: int) -> Geometry:
+    """heads: those with windows of their own."""
+    tiling, window = Tiling((1, 1, tokens), (1, 1, 1)), Window((1, 1, 1))
     roles = ("video", *("context",) * contexts)
-    return Geometry((tokens, *(0,) * contexts), roles, Tiling((1, 1, tokens), one), Window(one))
+    return Geometry((tokens, *(0,) * contexts), roles, tiling, window, (window,) * heads)

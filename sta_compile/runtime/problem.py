@@ -29,6 +29,7 @@ def problem_of(
         dense=dense is not None,
         masked=key_mask is not None,
         video_masked=video_mask is not None,
+        head_windows=bool(geometry.head_windows),
         scale=scale,
         query_rows=query_rows(geometry),
         key_runs=runs_of_tiles(geometry),
@@ -52,9 +53,12 @@ def query_rows(geometry: Geometry) -> tuple[tuple[int, int], ...]:
 
 @lru_cache(maxsize=4096)
 def runs_of_tiles(geometry: Geometry) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """(lengths of the video runs that a tile reads, how many tiles read such runs)."""
+    """(lengths of the video runs that a tile reads, how many tiles, of all heads if windows differ, read such runs)."""
     found: Counter[tuple[int, ...]] = Counter()
-    for tile in product(*map(range, geometry.tiling.tiles)):
-        runs = key_runs(geometry.tiling, geometry.window, tile)
-        found[tuple(sorted((length for _, length in runs), reverse=True))] += 1
+    heads = Counter(geometry.head_windows or (geometry.window,))
+    for tile, (window, count) in product(
+        product(*map(range, geometry.tiling.tiles)), heads.items()
+    ):
+        runs = key_runs(geometry.tiling, window, tile)
+        found[tuple(sorted((length for _, length in runs), reverse=True))] += count
     return tuple(found.items())

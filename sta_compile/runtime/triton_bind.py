@@ -18,6 +18,7 @@ from ..codegen.tensor_map import TensorMap
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import STRIDE_UNIT, KernelSpec
 from .tensors import Tensors, map_of
+from .window_tables import table_of
 
 MAX_CONTEXTS = 4
 LOG2_E = log2(2.718281828459045)
@@ -28,12 +29,13 @@ NO_MAP = TensorMap(0, 0, 0, 0, 0, 0)
 class Binding:
     """programs: size of the launch grid. numbers: the kernel's arguments between tensors and constants.
 
-    descriptors: the fields of the TMA descriptors of q, k, v but for their memory; or none.
+    descriptors: the fields of the TMA descriptors of q, k, v but for their memory; or none. windows: int32 [heads, 3].
     """
 
     programs: int
     descriptors: tuple[dict[str, Any], ...]
     numbers: tuple[float, ...]
+    windows: Tensor | None
 
     def arguments(self, tensors: Tensors) -> list[Any]:
         """In the kernel's order, up to its constants."""
@@ -43,7 +45,7 @@ class Binding:
             pairs = zip((q, k, v), self.descriptors, strict=True)
             described = [_descriptor(x, fields) for x, fields in pairs]
         bytes_ = [None if x is None else x.view(torch.uint8) for x in flags]
-        return [*described, q, k, v, out, lse, key_lengths, *bytes_, *self.numbers]
+        return [*described, q, k, v, out, lse, key_lengths, *bytes_, self.windows, *self.numbers]
 
 
 def _descriptor(base: Tensor, fields: dict[str, Any]) -> Any:
@@ -102,7 +104,8 @@ def bind(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -
         contexts,
         *segments,
     )
-    return Binding(count, tuple(descriptors), numbers)
+    windows = table_of(geometry.head_windows, q.device) if geometry.head_windows else None
+    return Binding(count, tuple(descriptors), numbers, windows)
 
 
 def programs(spec: KernelSpec, geometry: Geometry, batch_heads: int) -> tuple[int, int, int]:

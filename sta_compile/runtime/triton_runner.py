@@ -29,7 +29,8 @@ class TritonRunner:
         one = (1, 1, 1)
         lengths = 16, *(16,) * spec.contexts
         roles = ("video", *("context",) * spec.contexts)
-        geometry = Geometry(lengths, roles, Tiling((1, 1, 16), one), Window(one))
+        tiling, window = Tiling((1, 1, 16), one), Window(one)
+        geometry = Geometry(lengths, roles, tiling, window, (window,) * spec.head_windows)
         values = bind(spec, tensors, geometry, 1.0).arguments(tensors)
         constants, options = build.constants(spec).values(), build.options(spec)
         with torch.cuda.device(device):

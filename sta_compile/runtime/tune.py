@@ -149,8 +149,13 @@ def measure_here(
 
 
 def of_few_heads(request: Request, multiprocessors: int) -> Request:
-    """One sample of one head of keys, or of as many as give each multiprocessor a few blocks of rows."""
+    """One sample of one head of keys, or of as many as give each multiprocessor a few blocks of rows.
+
+    Of all heads, where they have windows of their own.
+    """
     _, heads, queries, head_dim = request.shape
+    if request.head_windows:
+        return replace(request, shape=(1, *request.shape[1:]))
     share = heads // request.kv_heads
     rows = multiprocessors * BLOCKS_OF_A_MULTIPROCESSOR * ROWS_OF_A_BLOCK
     count = min(request.kv_heads, max(1, -(-rows // (queries * share))))

@@ -172,4 +172,4 @@ def test_workloads():
         if not w.text:
             flags = w.dense or (False,)
             cases = [w.geometry().full() if dense else w.geometry() for dense in flags]
-            assert w.pattern.pairs == sum(geometry.pairs for geometry in cases)
+            assert w.pattern.pairs == sum(geometry.pairs(w.heads) // w.heads for geometry in cases)

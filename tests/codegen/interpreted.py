@@ -27,6 +27,7 @@ CASES = [
     ((1, 1, 1), (1, 1, 1), (1, 1, 1), "v", [1], None, None, (1, 1), 8),
     ((3, 4, 5), (3, 2, 3), (1, 1, 3), "kvc", [37, 60, 21], [[30, 17], [0, 21]], [0, 1], (2, 1), 16),
     ((3, 4, 4), (3, 2, 2), (1, 1, 1), "ckvk", [19, 16, 48, 33], None, [0, 0], (1, 1), 32),
+    ((3, 7, 6), (3, 3, 2), ((3, 1, 2), (1, 3, 1)), "vc", [126, 21], [[17], [3]], [0, 1], (2, 1), 16),
 ]  # fmt: skip
 
 
@@ -45,8 +46,10 @@ def run(case, dtype, loads, layout, blocks, masked=False, video_masked=False):
     if of_video is not None and batch > 1:
         of_video[-1] = True
     extra = key_lengths, dense, shown, of_video
-    mask = oracle.full_mask(grid, tiles, window, roles, segments, batch, *extra)
-    unseen = ~mask.any(1)[:, None, :, None]
+    windows = window if isinstance(window[0], tuple) else (window,)
+    masks = [oracle.full_mask(grid, tiles, w, roles, segments, batch, *extra) for w in windows]
+    mask = torch.stack(masks, 1)
+    unseen = ~mask.any(1).any(1)[:, None, :, None]
 
     def tensor(count, tokens):
         if layout == "bnhd":
@@ -72,6 +75,7 @@ def run(case, dtype, loads, layout, blocks, masked=False, video_masked=False):
         dense is not None,
         masked,
         video_masked,
+        len(windows) > 1,
     )
     scale = 0.2
     hides_nothing = None if of_video is None else of_video.all(1)
@@ -101,6 +105,8 @@ def main():
     run(CASES[0], "fp32", "pointer", "bnhd", small, video_masked=True)
     run(CASES[1], "fp16", "tma", "bnhd", wide, video_masked=True)
     run(CASES[5], "fp16", "tma", "bnhd", wide, masked=True, video_masked=True)
+    run(CASES[7], "fp32", "pointer", "bnhd", small)
+    run(CASES[7], "fp16", "tma", "bhnd", wide, video_masked=True)
     print("all equal the definition")
 
 

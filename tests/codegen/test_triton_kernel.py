@@ -101,7 +101,7 @@ def test_blackwell(spec):
 
 
 @pytest.mark.parametrize(
-    "flags",  # contexts, lengths, dense, masked, video_masked
+    "flags",  # contexts, lengths, dense, masked, video_masked, head_windows
     [
         (0, "", False, False, False),
         (4, "i64", True, False, False),
@@ -110,6 +110,8 @@ def test_blackwell(spec):
         (1, "", False, True, False),
         (4, "i64", True, True, True),
         (0, "", False, False, True),
+        (0, "", False, False, False, True),
+        (4, "i64", True, True, True, True),
     ],
 )
 def test_flags(flags):

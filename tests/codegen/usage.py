@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import tempfile
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,17 @@ def forward_specs() -> list[KernelSpec]:
     ]
 
 
+def head_window_specs() -> list[KernelSpec]:
+    """Kernels for heads with windows of their own: at one head dim, since the others differ in nothing else."""
+    problem = replace(problem_of("bf16", 128), head_windows=True)
+    steps = (step for order in (False, True) for step in cutlass_backward.plan(problem, order))
+    forward = replace(forward_specs()[0], head_dim=128, blocks=BLOCKS[128], head_windows=True)
+    return [
+        forward,
+        *dict.fromkeys(step.spec for step in steps if step.spec.direction != "backward_rows"),
+    ]
+
+
 def backward_specs() -> list[KernelSpec]:
     """In the order of their launches, for each dtype and head dim."""
     found: dict[KernelSpec, None] = {}
@@ -46,7 +57,7 @@ def backward_specs() -> list[KernelSpec]:
 
 
 def specs() -> list[KernelSpec]:
-    return [*forward_specs(), *backward_specs()]
+    return [*forward_specs(), *backward_specs(), *head_window_specs()]
 
 
 def problem_of(dtype: str, head_dim: int) -> Problem:

@@ -7,7 +7,7 @@ import torch
 from sta_compile.ir.attention_spec import AttentionSpec
 from tests import oracle
 
-# grid, tiles, window, roles, segments, key_lengths, dense
+# grid, tiles, window (or several, which heads take in turn), roles, segments, key_lengths, dense
 SMALL = {
     "one token": ((1, 1, 1), (1, 1, 1), (1, 1, 1), ("video",), [1], None, None),
     "divides": ((6, 8, 16), (3, 4, 4), (3, 3, 1), ("video",), [768], None, None),
@@ -68,6 +68,24 @@ SMALL = {
         None,
         [True, False, False],
     ),
+    "a window for each head": (
+        (7, 13, 17),
+        (3, 3, 4),
+        ((3, 1, 3), (1, 3, 1), (3, 3, 4), (1, 1, 1)),
+        ("video", "context"),
+        [1547, 70],
+        [[70], [33], [0]],
+        [False, True, False],
+    ),
+    "a window for each head, no text": (
+        (5, 12, 16),
+        (5, 3, 4),
+        ((3, 1, 3), (1, 3, 1), (5, 1, 1)),
+        ("video",),
+        [960],
+        None,
+        None,
+    ),
 }
 
 
@@ -83,13 +101,15 @@ def tensors(shape, layout, dtype, generator):
 
 
 def problem(case, heads, head_dim, dtype, layout, kernel, shown=None, hidden=None, value_scale=1.0):
-    """Arguments of sta::attention for three samples, and bool [batch, queries, keys].
+    """Arguments of sta::attention for three samples, and bool [batch, 1 or heads, queries, keys].
 
     shown: share of the keys beside the video that a key mask leaves. hidden: keys of the video that one hides, in the first
     sample only. Keys that no query sees are NaN.
     """
     grid, tiles, window, roles, segments, lengths, flags = SMALL[case]
     batch, keys = 3, sum(segments)
+    if isinstance(window[0], tuple):
+        window = tuple(window[head % len(window)] for head in range(heads[0]))
     queries = sum(n for n, role in zip(segments, roles, strict=True) if role != "keys")
     generator = torch.Generator("cuda").manual_seed(1)
     q, k, v = (
@@ -106,11 +126,11 @@ def problem(case, heads, head_dim, dtype, layout, kernel, shown=None, hidden=Non
         video_mask = torch.ones(batch, grid[0] * grid[1] * grid[2], dtype=torch.bool)
         video_mask[0, list(hidden)] = False
     lengths = lengths and torch.tensor(lengths)
-    mask = oracle.full_mask(
-        grid, tiles, window, roles, segments, batch, lengths, flags, key_mask, video_mask
-    ).cuda()
+    beside = roles, segments, batch, lengths, flags, key_mask, video_mask
+    windows = window if isinstance(window[0], tuple) else (window,)
+    mask = torch.stack([oracle.full_mask(grid, tiles, each, *beside) for each in windows], 1).cuda()
     for x in (k, v):
-        x.masked_fill_(~mask.any(1)[:, None, :, None], torch.nan)
+        x.masked_fill_(~mask.flatten(1, 2).any(1)[:, None, :, None], torch.nan)
     spec = AttentionSpec(roles, tiles=tiles, window=window, kernel=kernel).text()
     key_lengths, key_mask, video_mask = (
         None if x is None else x.cuda() for x in (lengths, key_mask, video_mask)

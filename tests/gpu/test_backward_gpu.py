@@ -40,10 +40,10 @@ def derivative(arguments, mask, dout):
     """(out, lse), and (dq, dk, dv) in float64, of what the kernels are given; keys that no query sees count as zeros."""
     q, k, v = (x.double() for x in arguments[:3])
     scale, kv_heads = arguments[8], k.shape[1]
-    seen = mask.any(1)[:, None, :, None]
+    seen = mask.any(2)[..., None]
     share = q.shape[1] // kv_heads
-    k, v = (x.where(seen, 0).repeat_interleave(share, 1) for x in (k, v))
-    scores = (q @ k.mT * scale).masked_fill(~mask[:, None], -torch.inf)
+    k, v = (x.repeat_interleave(share, 1).where(seen, 0) for x in (k, v))
+    scores = (q @ k.mT * scale).masked_fill(~mask, -torch.inf)
     weights = scores.softmax(-1).nan_to_num(0)
     out = (weights @ v).to(arguments[0].dtype)
     dout = dout.double()

@@ -55,6 +55,9 @@ def problems(draw):
         ]
     flags = [draw(st.booleans()) for _ in range(batch)] if draw(st.booleans()) else None
     kv_heads, share = draw(st.sampled_from([(1, 1), (2, 1), (2, 3), (1, 4)]))
+    if kv_heads * share > 1 and draw(st.booleans()):
+        one = st.tuples(*(st.integers(1, 6),) * 3)
+        window = tuple(draw(one) for _ in range(kv_heads * share))
     return {
         "grid": grid,
         "tiles": tiles,
@@ -95,20 +98,16 @@ def build(problem, poison=None):
         None if p[name] is None else torch.tensor(p[name], dtype=torch.bool).view(p["batch"], -1)
         for name in ("key_mask", "video_mask")
     )
-    mask = oracle.full_mask(
-        p["grid"],
-        p["tiles"],
-        p["window"],
-        p["roles"],
-        p["segments"],
-        p["batch"],
-        lengths,
-        dense,
-        shown,
-        of_video,
-    )
+    flags = (lengths, dense, shown, of_video)
+
+    def mask_of(window):
+        sizes = p["grid"], p["tiles"], window, p["roles"], p["segments"], p["batch"]
+        return oracle.full_mask(*sizes, *flags)
+
+    per_head = isinstance(p["window"][0], tuple)
+    mask = torch.stack([mask_of(w) for w in p["window"]], 1) if per_head else mask_of(p["window"])
     if poison is not None:
-        unseen = ~mask.any(1)[:, None, :, None]
+        unseen = ~mask.flatten(1, -2).any(1)[:, None, :, None]
         k, v = (torch.where(unseen, poison, x) for x in (k, v))
     spec = AttentionSpec(p["roles"], tiles=p["tiles"], window=p["window"]).text()
     rest = p["segments"], list(p["grid"]), spec, p["scale"]
@@ -140,6 +139,7 @@ MASKED = BASE | {
     "roles": ("keys", "video", "context"),
     "key_mask": [[i % 3 == 0 for i in range(12)], [i % 4 != 1 for i in range(12)]],
 }
+HEAD_WINDOWS = BASE | {"window": ((1, 1, 3), (3, 1, 1), (3, 2, 3), (1, 1, 1))}
 # One sample that hides a few keys of the video.
 VIDEO_MASKED = BASE | {
     "dense": [False, False],

@@ -13,7 +13,7 @@ from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ir.visibility import Visibility
 from sta_compile.ops import reference
 from tests import oracle
-from tests.ops.problems import BASE, MASKED, VIDEO_MASKED, build, problems
+from tests.ops.problems import BASE, HEAD_WINDOWS, MASKED, VIDEO_MASKED, build, problems
 
 
 @settings(max_examples=120, deadline=None)
@@ -74,7 +74,7 @@ def test_second_order_is_refused():
 
 @pytest.mark.parametrize("layout", ["bnhd", "bhnd"])
 @pytest.mark.parametrize(
-    "base", [BASE, BASE | {"key_lengths": None, "dense": None}, MASKED, VIDEO_MASKED]
+    "base", [BASE, BASE | {"key_lengths": None, "dense": None}, MASKED, VIDEO_MASKED, HEAD_WINDOWS]
 )
 def test_opcheck(layout, base):
     problem = base | {"layouts": [layout] * 3, "dtype": torch.float32}
@@ -114,7 +114,7 @@ def test_lengths_may_be_symbolic():
 @pytest.mark.parametrize(
     "mapped", [(0, 0, 0, 0, 0), (0, None, 1, None, None), (2, 0, None, 0, None)]
 )
-@pytest.mark.parametrize("base", [BASE, MASKED, VIDEO_MASKED])
+@pytest.mark.parametrize("base", [BASE, MASKED, VIDEO_MASKED, HEAD_WINDOWS])
 def test_vmap(mapped, base):
     arguments, _ = build(base)
     tensors = [
