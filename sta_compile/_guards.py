@@ -1,23 +1,26 @@
 """Makes compiled code follow what it was compiled for and Dynamo does not know of: a guard of our own on each.
 
     config       the values of `sta_compile.config` that the compile used
-    grids        what earlier graphs of the same call prove about token counts (`model_call`)
+    tokens       what earlier graphs of the same call prove of the tokens that are the inputs (`model_call`)
     convention   what the model's timestep says about noise, where the compile inferred it: models of one class that are
                  compiled with equal options share Dynamo's code
 
 A call for which one of them differs from the compile's compiles again (or finds the code of an earlier compile that
 fits), as it does for a tensor of another shape.
 
-Private torch APIs, tested on 2.11 and 2.13: TracingContext.guards_context, Guard with a create_fn of one's own, and
-RootGuardManager.add_lambda_guard, which takes the user's stack as a third argument from 2.12 on. A guard on a source
-(`ImportSource`, EQUALS_MATCH) would do as well, but it brings an ID_MATCH, which caching_precompile can't store.
+Private torch APIs, tested on 2.11 and 2.13: TracingContext.guards_context, Guard with a create_fn of one's own,
+GuardBuilder.scope, the source of a graph's input (`node.meta["grapharg"]`), and RootGuardManager.add_lambda_guard, which
+takes the user's stack as a third argument from 2.12 on. A guard on a source (`ImportSource`, EQUALS_MATCH) would do as well,
+but it brings an ID_MATCH, which caching_precompile can't store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import torch.fx
 
 from . import config, model_call
 from .noise_plan import conventions
@@ -33,10 +36,32 @@ def install_config_guard(names: Iterable[str]) -> bool:
     return _install(partial(config.snapshot, names), text)
 
 
-def install_grids_guard(asked: Iterable[int], declared: int) -> bool:
-    """Guards on what the current call, if there is one, knows of these numbers of tokens; `declared` is one of an option."""
-    read = partial(model_call.known_grids, frozenset(asked), declared)
-    return _install(read, "the grids of this call's token counts are unchanged")
+def names_of_inputs(gm: torch.fx.GraphModule) -> list[str]:
+    """The expressions by which guards find the inputs of a graph that has come from Dynamo: "L['args'][0]"."""
+    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    sources = [getattr(node.meta.get("grapharg"), "source", None) for node in nodes]
+    names = [getattr(source, "name", "None") for source in sources]
+    return [str(name() if callable(name) else name) for name in names]  # methods in torch 2.11
+
+
+def install_tokens_guard(inputs: Mapping[str, Any], declared: int) -> bool:
+    """Guards on what the current call, if there is one, tells of inputs of a graph; `declared` as for that.
+
+    inputs: what they are in this compile, by the expressions that find them.
+    """
+    told = model_call.told(list(inputs.values()), declared)
+    return _add(partial(_tokens_guard, names=tuple(inputs), declared=declared, told=told))
+
+
+def _tokens_guard(builder: Any, guard: Any, names: Sequence[str], declared: int, told: Any) -> None:
+    """A Guard's create_fn, as `_equality_guard`."""
+    inputs = compile(f"[{', '.join(names)}]", "<guard>", "eval")
+    scope = dict(builder.scope)
+
+    def unchanged(local: Any) -> bool:
+        return bool(model_call.told(eval(inputs, {**scope, "L": local}), declared) == told)
+
+    _add_lambda(builder, guard, unchanged, "what this call tells of its tokens is unchanged")
 
 
 def install_convention_guard(timestep: str) -> bool:
@@ -50,13 +75,16 @@ def _convention(timestep: str) -> Any:
 
 
 def _install(read: Callable[[], Any], text: str) -> bool:
+    return _add(partial(_equality_guard, read=read, value=read(), text=text))
+
+
+def _add(create: Callable[..., None]) -> bool:
     from torch._dynamo.source import GlobalStateSource
     from torch._guards import Guard, TracingContext
 
     context = TracingContext.try_get()
     if context is None:
         return False
-    create = partial(_equality_guard, read=read, value=read(), text=text)
     context.guards_context.dynamo_guards.add(Guard(GlobalStateSource(), create))
     return True
 
@@ -69,8 +97,12 @@ def _equality_guard(
     def unchanged(_: Any) -> bool:
         return bool(read() == value)
 
+    _add_lambda(builder, guard, unchanged, text)
+
+
+def _add_lambda(builder: Any, guard: Any, holds: Callable[[Any], bool], text: str) -> None:
     add = builder.guard_manager.root.add_lambda_guard
     try:
-        add(unchanged, [text], guard.user_stack)
+        add(holds, [text], guard.user_stack)
     except TypeError:
-        add(unchanged, [text])
+        add(holds, [text])

@@ -48,8 +48,14 @@ def _compile(
     options: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
     from . import _inductor, _torch, model_call, warn_once
-    from ._guards import install_config_guard, install_convention_guard, install_grids_guard
+    from ._guards import (
+        install_config_guard,
+        install_convention_guard,
+        install_tokens_guard,
+        names_of_inputs,
+    )
     from .analysis.operator_limits import ONE_BODY
+    from .analysis.told_axes import UNSEEN
     from .call_grids import declared_tokens
     from .pipeline import CALL_SDPA, NOTHING_FOUND
     from .regions import RegionsHideTokens
@@ -63,13 +69,14 @@ def _compile(
     patches = {**options_of_mode(mode), **patches}
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model, call = model_call.root_module(), model_call.current()
-    at_break = _torch.ends_at_graph_break(gm)
+    at_break, names = _torch.ends_at_graph_break(gm), names_of_inputs(gm)
     if call is not None:
         call.compiles += 1
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if call is not None and report.lacks_grid and call.ask_prefix():
         gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
-    if call is not None and report.lacks_grid and call.broken:
+    unseen = any(site.reason == UNSEEN.reason for site in report.refused)
+    if call is not None and report.lacks_grid and (call.broken or unseen):
         call.lacks_grid = True
         report.say_why_no_grid(*call.why_no_grid())
     if call is not None and call.in_regions:
@@ -87,8 +94,9 @@ def _compile(
         gm = take_over(gm)
     if report.replaced and settings.noise == "auto" and report.noise.needed and flags is None:
         install_convention_guard(settings.timestep)
-    if report.asked or report.lacks_grid:
-        install_grids_guard(report.asked, declared_tokens(settings))
+    if report.asked:
+        asked = {names[i]: example_inputs[i] for i in report.asked}
+        install_tokens_guard(asked, declared_tokens(settings))
     if report.reason in NOTHING_FOUND and not _torch.is_whole_forward():
         report.reason = "this graph is a part of the model, and has no attention over video tokens"
         report.hint = "compile by sta_compile.compile(model), which keeps the model whole, or tells its parts what they need"

@@ -18,15 +18,13 @@ from torch.utils._pytree import tree_leaves
 
 from . import _torch
 from .analysis.axes import Atom, Axis, axis_size, segments_of
-from .analysis.graph_view import is_parameter
-from .analysis.grid_axis import IN_ORDER
+from .analysis.graph_view import fake_value, is_parameter
+from .analysis.grid_axis import IN_ORDER, GridAxis
 from .analysis.infer_grid import GridInference
 from .grid_plan import known_shape
-from .ir.known_tokens import PARTS, OtherSequence, Segments, agreed
+from .ir.known_tokens import Doubt, Leaving, LeavingTokens, OtherSequence
+from .seen_tokens import may_be_tokens, may_be_video
 from .settings import Settings
-
-# Ids and coordinates of tokens have up to four columns; features have more.
-_COLUMNS = 4
 
 
 def sequences_given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset[int]:
@@ -36,7 +34,7 @@ def sequences_given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> frozenset
     """
     given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
     floats = [x for x in given if x.is_floating_point()]
-    packed = [x for x in floats if x.dim() == 3 and x.shape[-1] > _COLUMNS]
+    packed = [x for x in floats if may_be_tokens(x)]
     video = 0 if any(x.dim() > 3 for x in floats) else 1
     counts = Counter(int(n) for x in packed for n in set(x.shape[:2]))
     return frozenset(n for n, times in counts.items() if times > video)
@@ -81,25 +79,22 @@ def _came_in(axis: Axis, given: Collection[Atom]) -> bool:
     )
 
 
-def specialise_inputs(gm: torch.fx.GraphModule, known: Collection[int]) -> None:
-    """Makes symbolic dimensions of the inputs numbers, with a guard, where they may be a known number of tokens."""
+def specialise_inputs(
+    gm: torch.fx.GraphModule, dims: Mapping[torch.fx.Node, Sequence[int]]
+) -> None:
+    """Makes dimensions of inputs numbers, with a guard, where they are symbolic."""
     env = _torch.shape_env_of(gm)
-    for node in gm.graph.nodes:
-        value = node.meta.get("example_value") if known and node.op == "placeholder" else None
-        for size in getattr(value, "shape", ()):
-            expr = size.node.expr if isinstance(size, torch.SymInt) else size
-            if expr is not size and _torch.known_value(expr, env) in known:
-                _torch.specialise(expr, env)
+    for node, places in dims.items():
+        for dim in places:
+            size = fake_value(node).shape[dim]
+            if isinstance(size, torch.SymInt):
+                _torch.specialise(size.node.expr, env)
 
 
-def state_grids(gm: torch.fx.GraphModule, inference: GridInference) -> dict[int, Segments]:
-    """What is proved of the token axes that leave a graph, by their length; symbolic grids become numbers, with a guard."""
-    found: dict[int, Segments | None] = {}
-    for segments in _leaving(gm, inference):
-        tokens = sum(n for n, _ in segments)
-        found[tokens] = agreed(found.get(tokens, segments), segments)
-    found |= dict.fromkeys(_parts_leaving(gm, inference), PARTS)
-    return {tokens: segments for tokens, segments in found.items() if segments is not None}
+def leaving_of(gm: torch.fx.GraphModule, inference: GridInference) -> Leaving:
+    """What is shown of the token axes that leave a graph; symbolic grids become numbers, with a guard."""
+    tokens = tuple(_leaving_tokens(gm, inference))
+    return Leaving(tokens, tuple(dict.fromkeys(_parts_leaving(gm, inference))))
 
 
 def _parts_leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[int]:
@@ -113,26 +108,43 @@ def _parts_leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterat
                     yield prod(shape)
 
 
-def _leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[Segments]:
-    """The axes of a graph's outputs that have a grid, and each grid by itself."""
-    output = next(iter(reversed(inference.trace.view.gm.graph.nodes)))
-    for node in output.all_input_nodes:
-        for dims in inference.trace.tensors(node):
-            for place, axis in enumerate(dims):
-                parts, segments = segments_of(axis), []
-                for part in parts:
-                    # The last axis of a rope table is no token axis, and made of three as well.
-                    last = place == len(dims) - 1
-                    grid = inference.grids.proved(part) or (
-                        None if last else inference.grids.by_positions(part)
-                    )
-                    # A hint is checked in its own graph only, and an order of tokens is known there only.
-                    proved = grid is not None and grid.hint is None and grid.order == IN_ORDER
-                    shape = known_shape(gm, grid.shape) if grid is not None and proved else None
-                    size = prod(shape) if shape is not None else axis_size(part)
-                    segments.append((size, shape))
-                    if shape is not None:
-                        yield ((prod(shape), shape),)
-                numbers = tuple((n, shape) for n, shape in segments if isinstance(n, int))
-                if len(numbers) == len(parts) > 1 and any(shape for _, shape in numbers):
-                    yield numbers
+def _leaving_tokens(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[LeavingTokens]:
+    nodes = inference.trace.view.gm.graph.nodes
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    values = next(iter(reversed(nodes))).args[0]
+    for output, node in enumerate(values if isinstance(values, (tuple, list)) else ()):
+        dims = inference.trace.dims(node) or ()
+        for dim, axis in enumerate(dims):
+            parts = segments_of(axis)
+            grids = [_grid_of(inference, part, last=dim == len(dims) - 1) for part in parts]
+            shapes = [None if g is None else known_shape(gm, g.shape) for g in grids]
+            sizes = [
+                axis_size(part) if shape is None else prod(shape)
+                for part, shape in zip(parts, shapes, strict=True)
+            ]
+            symbolic = sum(not isinstance(size, int) for size in sizes)
+            if symbolic > 1 or not any(shapes):
+                continue
+            known: Any = tuple(
+                (size if isinstance(size, int) else None, shape)
+                for size, shape in zip(sizes, shapes, strict=True)
+            )
+            if any(g is not None and g.order != IN_ORDER for g in grids):
+                known = Doubt.ORDER
+            if any(g is not None and inference.moved(node, g.axis) for g in grids):
+                known = Doubt.MOVED
+            own = any(g is not None and not inference.is_told(g) for g in grids)
+            sources = inference.streams.inputs_of(node) if own else []
+            places = tuple(inputs.index(n) for n in sources if may_be_video(fake_value(n)))
+            yield LeavingTokens(output, dim, known, places)
+
+
+def _grid_of(inference: GridInference, part: Axis, last: bool) -> GridAxis | None:
+    """Of a part of an axis that leaves a graph. last: it is the last of a tensor."""
+    grid = inference.grids.proved(part)
+    if grid is not None:
+        return None if grid.hint is not None else grid  # a hint is checked in its own graph only
+    # The last axis of a rope table is no token axis, and made of three as well; three factors that only a view made may be
+    # the video's in another order.
+    grid = None if last else inference.grids.by_positions(part)
+    return grid if grid is not None and grid.named else None

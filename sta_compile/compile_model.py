@@ -172,7 +172,9 @@ class CompiledModel:
         if call.in_parts:
             run = self._eager if self.state.blocks_alone else self._compiled
             call.watched = self.watches and call.may_watch
-            watch = self.prefix.watched(call.state_grids) if call.watched else nullcontext()
+            call.seen.writes_told = call.watched
+            seen = self.prefix.watched(call.seen, call.state_leaving)
+            watch = seen if call.watched else nullcontext()
             with self.state.apart(hooks), watch:
                 return run(*args, **kwargs)
         if not self.regions.enabled:

@@ -4,8 +4,8 @@ Dynamo compiles a frame at a time, and a frame may be one block, which shows nei
 outermost call keeps both where the graphs inside it find them:
 
     with calling(model, noise source, args, kwargs) as call:
-        first graph runs      -> call.state_grids(...)                    1440 tokens are (9, 16, 10), by its patch embed
-        a block's guard asks  -> call.grids()                             as at the time of its compile, or compile again
+        first graph runs      -> call.state_leaving(...)                  this tensor's 1440 tokens are (9, 16, 10)
+        a block's guard asks  -> call.told(its inputs)                    as at the time of its compile, or compile again
         a block's graph runs  -> call.dense(settings, batch, device)      bool [batch], from the model's own timestep
 
 Nothing outlives the call but the convention, which is kept with the model.
@@ -14,26 +14,34 @@ Nothing outlives the call but the convention, which is kept with the model.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from . import _torch
 from .analysis.first_call import largest_value
 from .analysis.hints import DECLARE
 from .call_grids import given_video, sequences_given
-from .ir.known_tokens import PARTS, OtherSequence, Segments, agreed, grid_of_tokens
+from .ir.known_tokens import (
+    Doubt,
+    Known,
+    Leaving,
+    OtherSequence,
+    Segments,
+    Told,
+    agreed,
+    by_number,
+)
 from .ir.noise_level import Convention
 from .planning.scheduler_convention import convention_of_schedule
 from .prefix import Prefix
 from .report import Report
+from .seen_tokens import SeenTokens, may_be_table, may_be_tokens, may_be_video
 from .settings import Settings
-
-Grids = tuple[tuple[int, Segments | None], ...]  # by the number of tokens
 
 _current: ContextVar[ModelCall | None] = ContextVar("sta_compile.model_call", default=None)
 
@@ -49,11 +57,10 @@ def root_module() -> torch.nn.Module | None:
     return call.model if call is not None else _torch.root_module()
 
 
-def known_grids(asked: Collection[int], declared: int = 0) -> Grids | None:
-    """What the current call's graphs have stated so far of these numbers of tokens; None outside of a call. declared: as for
-    `ModelCall.grids`."""
+def told(tensors: Sequence[Any], declared: int = 0) -> tuple[Told, ...] | None:
+    """As `ModelCall.told`, of the current call; None outside of one."""
     call = _current.get()
-    return None if call is None else tuple(k for k in call.grids(declared) if k[0] in asked)
+    return None if call is None else call.told(tensors, declared)
 
 
 class ModelCall:
@@ -71,7 +78,13 @@ class ModelCall:
         self.scheduler = scheduler
         self._prefix = prefix
         self._args, self._kwargs = args, kwargs
-        self._grids: dict[int, Segments | None] = {}
+        self._grids: dict[int, Segments | Doubt] = {}
+        self._first: Known = {}  # of what the first block gets
+        self._attended: set[int] = set()  # numbers of tokens of the attentions that have run
+        self.seen = SeenTokens()
+        for given in tree_leaves((args, kwargs)):
+            if isinstance(given, torch.Tensor):
+                self.seen.state_given(given)
         self._of_video = given_video(args, kwargs)
         self.beside = sequences_given(args, kwargs)  # numbers of tokens of what is no video
         self._dense: dict[Any, torch.Tensor] = {}
@@ -83,30 +96,88 @@ class ModelCall:
         self.lacks_grid = False
         self.in_parts = False  # does Python run between its graphs, and keep what they return?
 
-    def grids(self, declared: int = 0) -> Grids:
-        """None: two grids have as many tokens, or a grid and a sequence that is none.
+    def grids(self, declared: int = 0) -> dict[int, Segments | Doubt]:
+        """What the graphs so far have said, by the number of tokens.
 
         declared: tokens of a grid that an option declares; it is among these if another sequence has as many.
         """
-        grids = {n: self._agreed(n, known) for n, known in self._grids.items()}
+        grids = {n: self._known(n) for n in self._grids}
         if declared in self.beside:
-            grids[declared] = None
-        return tuple(sorted(grids.items()))
+            grids[declared] = Doubt.SEVERAL
+        return grids
 
-    def _agreed(self, tokens: int, known: Segments | None) -> Segments | None:
+    def _known(self, tokens: int) -> Segments | Doubt:
         """What else is known of this call: an image of a video's model may be any frame of it, beside its others."""
-        grid = None if known is None else grid_of_tokens({tokens: known}, tokens)
-        frame = self._of_video and grid is not None and grid[0] == 1
-        if known == PARTS or frame or tokens in self._prefix.parts:
-            return PARTS
-        return None if tokens in self.beside else known
+        known = self._grids[tokens]
+        alone = known[0][1] if isinstance(known, tuple) and len(known) == 1 else None
+        frame = self._of_video and alone is not None and alone[0] == 1
+        if known is Doubt.PARTS or frame or tokens in self._prefix.parts:
+            return Doubt.PARTS
+        return Doubt.SEVERAL if tokens in self.beside else known
 
-    def state_grids(self, grids: Mapping[int, Segments | None]) -> None:
-        """A graph that has just run proves these."""
-        for tokens, segments in grids.items():
-            self._grids[tokens] = agreed(self._grids.get(tokens, segments), segments)
-            if segments == PARTS:  # so are those of the next call, before a graph says so
+    def told(self, tensors: Sequence[Any], declared: int = 0) -> tuple[Told, ...]:
+        """What is known of the tokens of each of a graph's inputs. declared: as for `grids`.
+
+        That is known of the tensor; and of the numbers of tokens of what the first block gets, by the part of the model
+        before that. If another input may hold as many tokens, and where they come from is not known, none is believed but
+        tables of positions, which say themselves which row is where.
+        """
+        known = self.grids(declared)
+        first = {n: k for n, k in self._first.items() if n not in self._attended}
+        seen = [self.seen.of(x) if isinstance(x, torch.Tensor) else {} for x in tensors]
+        unseen = {
+            int(n)
+            for x, dims in zip(tensors, seen, strict=True)
+            if isinstance(x, torch.Tensor) and may_be_tokens(x)
+            for dim, n in enumerate(x.shape[:-1])
+            if dim not in dims and n in known and n not in first
+        }
+
+        def of(x: torch.Tensor, dims: Mapping[int, Segments | Doubt]) -> Iterator[tuple[int, Any]]:
+            for dim, size in enumerate(x.shape):
+                n = int(size)
+                tokens = may_be_tokens(x) and dim < 2
+                parts = known.get(n) is Doubt.PARTS and may_be_video(x) and dim < x.dim() - 1
+                if dim not in dims and not parts and not (tokens and n in known):
+                    continue
+                if known.get(n) in (Doubt.SEVERAL, Doubt.PARTS):
+                    yield dim, known[n]
+                elif n in unseen and not (dim in dims and may_be_table(x, dim)):
+                    yield dim, known[n] if isinstance(known.get(n), Doubt) else Doubt.UNSEEN
+                else:
+                    yield dim, dims[dim] if dim in dims else first[n]
+
+        pairs = zip(tensors, seen, strict=True)
+        return tuple(tuple(of(x, d)) if isinstance(x, torch.Tensor) else () for x, d in pairs)
+
+    def state_leaving(
+        self, leaving: Leaving, known: Sequence[bool], outputs: Sequence[Any]
+    ) -> None:
+        """A graph that has just run returns these. known: which of its inputs are, see `SeenTokens.knows`."""
+        for tokens in leaving.tokens:
+            tensor = outputs[tokens.output]
+            n = int(tensor.shape[tokens.dim])
+            if all(known[i] for i in tokens.inputs):
+                self.seen.state(tensor, tokens.dim, tokens.of(n))
+            self._state(dict(by_number(n, tokens.of(n))))
+        self._state(dict.fromkeys(leaving.parts, Doubt.PARTS))
+
+    def _state(self, grids: Known) -> None:
+        for tokens, known in grids.items():
+            self._grids[tokens] = agreed(self._grids.get(tokens, known), known)
+            if known is Doubt.PARTS:  # so are those of the next call, before a graph says so
                 self._prefix.parts.add(tokens)
+
+    def knows(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and self.seen.knows(value)
+
+    def believe(self, tensors: Sequence[Any]) -> None:
+        """A graph with attention runs with these: what is known of a number of tokens is known of these tensors."""
+        for tensor, told in zip(tensors, self.told(tensors), strict=True):
+            for dim, known in told:
+                if not isinstance(known, Doubt):
+                    self.seen.state(tensor, dim, known)
+            self._attended |= {int(tensor.shape[dim]) for dim, _ in told}
 
     def state_others(
         self, sequences: Iterable[OtherSequence], args: Sequence[Any], outputs: Sequence[Any]
@@ -120,17 +191,19 @@ class ModelCall:
         self._prefix.needed = True
         before = self._prefix.before_blocks(self._args, self._kwargs)
         self.broken = before.broken
-        self.state_grids(before.grids)
+        self._first = before.grids
+        self._state(before.grids)
         return bool(before.grids)
 
     def why_no_grid(self) -> tuple[str, str]:
-        """Why the part before the blocks gives no grid, and what to do about it."""
+        """Why the parts outside of the blocks give no grid, and what to do about it."""
         if self.watched:
             return (
                 "what ran before the blocks does not show it either",
                 f"if they are video, {DECLARE}",
             )
         cause = f"what comes before the blocks can't be captured ({self.broken})"
+        cause = cause if self.broken else ""
         if self.may_watch:
             return cause, "nothing to do: it is noted while it runs, from the next call on"
         return (
@@ -228,13 +301,16 @@ class GraphInCall:
 
         call = _current.get()
         if call is not None:
-            call.state_grids(self.report.stated)
+            call.believe([args[i] for i in self.report.asked])
             warn_once.say_for_another(self.report, call.model)
+        known = [] if call is None else [call.knows(x) for x in args]
         out = self.compiled(*args, *self._flags(call))
-        if call is not None:
-            call.state_others(self.report.beside, args, out)
-        if self.overwrites and call is not None and call.in_parts:
-            return tree_map_only(torch.Tensor, torch.clone, out)
+        if call is None:
+            return out
+        if self.overwrites and call.in_parts:
+            out = tree_map_only(torch.Tensor, torch.clone, out)
+        call.state_others(self.report.beside, args, out)
+        call.state_leaving(self.report.leaving, known, out)
         return out
 
     def _flags(self, call: ModelCall | None) -> tuple[torch.Tensor, ...]:

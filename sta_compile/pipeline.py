@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,20 +22,21 @@ import torch.fx
 from . import _torch
 from ._sizes import known_as_products, suppose
 from .analysis.find_attention import find_attention
-from .analysis.graph_view import GraphView
+from .analysis.graph_view import GraphView, is_parameter
 from .analysis.hint_grid import infer_grids
 from .analysis.infer_grid import GridInference, Refusal, VideoAttention
+from .analysis.told_axes import told_axes
 from .analysis.trace_dims import DimTrace, trace_dims
 from .apply_plan import apply_plan
 from .call_grids import (
     declared_tokens,
+    leaving_of,
     other_sequences,
     specialise_inputs,
-    state_grids,
 )
 from .errors import StaError, StrictError
 from .grid_plan import crossing_axes, plan_grids, stays_symbolic, unfit_grid
-from .ir.known_tokens import Asked, Known
+from .ir.known_tokens import Doubt, Told
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
 from .report import RefusedSite, Report
@@ -110,30 +111,28 @@ def _rewrite(
     call: ModelCall | None,
     saved: _Saved,
 ) -> None:
-    known = _known_of_call(gm, call, settings)
-    specialise_inputs(gm, known)
+    told = _told_by_call(gm, example_inputs, settings, report, call)
     drop_unread_attributes(gm)
-    facts = _analyse(gm, example_inputs, settings, report, known)
+    facts = _analyse(gm, example_inputs, settings, report, told)
     hinted = any(attention.grid.hint is not None for attention in facts.found)
     if hinted and call is not None and not _torch.is_whole_forward() and call.ask_prefix():
-        known = Asked(dict(call.grids()))  # what is proved comes before what values say
-        specialise_inputs(gm, known)
-        facts = _analyse(gm, example_inputs, settings, report, known)
+        # What is proved comes before what values say.
+        told = _told_by_call(gm, example_inputs, settings, report, call)
+        facts = _analyse(gm, example_inputs, settings, report, told)
     before = record(gm)
     grids = [attention.grid.axis for attention in facts.found]
     may_join = settings.layout == "graph" and not crossing_axes(grids, settings.min_tokens)
     joined = may_join and bool(grids) and bool(join_slices(facts.trace, grids))
     if joined:
-        facts = _analyse(gm, example_inputs, settings, report, known)
+        facts = _analyse(gm, example_inputs, settings, report, told)
     trace, found, refused = facts.trace, facts.found, facts.refused
-    report.asked = tuple(sorted(known.asked))
     with report.stage("plan"):
         planned, dropped = plan_grids(trace, found, settings)
         refused += dropped
     with report.stage("find noise level"):
         noise = plan_noise(trace.view, settings, example_inputs, root, remember=remember, call=call)
     if call is not None:
-        report.stated = state_grids(gm, facts.inference)
+        report.leaving = leaving_of(gm, facts.inference)
         report.beside = other_sequences(facts.inference)
     report.refused += [
         RefusedSite(
@@ -168,12 +167,30 @@ def _rewrite(
         report.conversions += grid.layout.logical
 
 
-def _known_of_call(gm: torch.fx.GraphModule, call: ModelCall | None, settings: Settings) -> Asked:
-    """Of a graph with attention only: others need not be compiled again where something else is known."""
-    declared = declared_tokens(settings)
-    if call is None or not call.grids(declared) or not find_attention(GraphView(gm)):
-        return Asked({})
-    return Asked(dict(call.grids(declared)))
+def _told_by_call(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: Settings,
+    report: Report,
+    call: ModelCall | None,
+) -> Mapping[torch.fx.Node, Told]:
+    """What earlier graphs tell of the inputs; sizes of these become numbers, with a guard.
+
+    Of a graph with attention only: others need not be compiled again where something else is known.
+    """
+    if call is None or not find_attention(GraphView(gm)):
+        return {}
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    values = dict(zip(inputs, example_inputs, strict=True))
+    given = [n for n in inputs if isinstance(values[n], torch.Tensor) and not is_parameter(n)]
+    report.asked = tuple(inputs.index(n) for n in given)
+    tensors, declared = [values[n] for n in given], declared_tokens(settings)
+    known = call.told(tensors, declared)
+    if any(doubt is Doubt.UNSEEN for each in known for _, doubt in each) and call.ask_prefix():
+        known = call.told(tensors, declared)
+    told = {node: each for node, each in zip(given, known, strict=True) if each}
+    specialise_inputs(gm, {node: [dim for dim, _ in each] for node, each in told.items()})
+    return told
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +209,7 @@ def _analyse(
     example_inputs: Sequence[Any],
     settings: Settings,
     report: Report,
-    known: Known,
+    told: Mapping[torch.fx.Node, Told],
 ) -> _Facts:
     """The facts of a graph. Rows and columns of which guards know only how many tokens they make are numbers, each with a
     guard, where that shows a grid: a call has as many tokens as the last, in another shape."""
@@ -200,16 +217,16 @@ def _analyse(
     symbols = set() if env is None else known_as_products(env)
     values = {s: n for s in symbols if (n := _torch.known_value(s, env)) is not None}
     if not values:
-        return _facts(gm, example_inputs, settings, report, known)
+        return _facts(gm, example_inputs, settings, report, told)
     take_back = suppose(values, env)
-    numbered = _facts(gm, example_inputs, settings, report, known)
+    numbered = _facts(gm, example_inputs, settings, report, told)
     dynamic = any(_torch.must_stay_dynamic(symbol, env) for symbol in values)
     if numbered.found and not dynamic and not _torch.last_compile_of_frame():
         for symbol in values:
             _torch.specialise(symbol, env)
         return numbered
     take_back()
-    facts = _facts(gm, example_inputs, settings, report, known)
+    facts = _facts(gm, example_inputs, settings, report, told)
     lost = {a.site.name for a in numbered.found} - {a.site.name for a in facts.found}
     others = [refusal for refusal in facts.refused if refusal.name not in lost]
     return replace(facts, refused=[*others, *(stays_symbolic(n, dynamic) for n in sorted(lost))])
@@ -220,16 +237,17 @@ def _facts(
     example_inputs: Sequence[Any],
     settings: Settings,
     report: Report,
-    known: Known,
+    told: Mapping[torch.fx.Node, Told],
 ) -> _Facts:
     with report.stage("view graph"):
         view = GraphView(gm)
     with report.stage("trace dimensions"):
-        trace = trace_dims(view)
+        axes = told_axes(told)
+        trace = trace_dims(view, axes.dims)
     with report.stage("find attention"):
         sites = find_attention(view)
     with report.stage("infer grid"):
-        trace, inference = infer_grids(trace, sites, settings.grid, example_inputs, known)
+        trace, inference = infer_grids(trace, sites, settings.grid, example_inputs, axes)
         answers = [inference.classify(site) for site in sites]
         report.unfit_grid = unfit_grid(settings.grid, inference.lengths(sites))
         found = [a for a in answers if isinstance(a, VideoAttention)]

@@ -7,8 +7,8 @@ by itself, once for each shape of the model's inputs:
     Wan, latent [1, 16, 9, 60, 104] -> the first block is called with [1, 14040, 1536] tokens of a 9x30x52 grid
     grids_before_blocks(model, args, kwargs).grids  ->  {14040: ((14040, (9, 30, 52)),)}
 
-If that part breaks a graph nothing is traced, and what broke it is kept for the report. Its operators are then noted while
-they run (`watched`), from the next call on.
+If that part breaks a graph nothing is traced, and what broke it is kept for the report. Its operators, and those between the
+blocks, are then noted while they run (`watched`), from the next call on.
 
 What is traced is a skeleton: the same modules without hooks and without data, so that nothing runs, moves or is read.
 Linear layers of any kind (quantised, with adapters) stand for plain ones.
@@ -22,7 +22,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -30,11 +30,16 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from .ir.known_tokens import Known, Segments
+from .ir.known_tokens import Doubt, Known, Leaving, Segments, Told, agreed, by_number
 from .regions import repeated_blocks
 from .rewriting.python_indexing import index_in_python
+from .seen_tokens import SeenTokens
+
+if TYPE_CHECKING:
+    from .analysis.infer_grid import GridInference
 
 log = logging.getLogger(__name__)
+Tell = Callable[[Leaving, Sequence[bool], Sequence[Any]], None]
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs",
           "_forward_pre_hooks_with_kwargs", "_backward_hooks", "_backward_pre_hooks")  # fmt: skip
@@ -63,7 +68,7 @@ class Prefix:
         self.parts: set[int] = set()
         self.blocks = _main_blocks(model)
         self._found: OrderedDict[Any, BeforeBlocks] = OrderedDict()
-        self._seen: OrderedDict[str, Known] = OrderedDict()
+        self._seen: OrderedDict[str, Leaving] = OrderedDict()
 
     def before_blocks(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> BeforeBlocks:
         """What is known for inputs of these shapes; traced once."""
@@ -74,22 +79,26 @@ class Prefix:
         return self._found[key]
 
     @contextmanager
-    def watched(self, tell: Callable[[Known], None]) -> Iterator[None]:
-        """Runs the part before the blocks with a watch on it, and tells what that proves when the first block is called."""
+    def watched(self, seen: SeenTokens, tell: Tell) -> Iterator[None]:
+        """Runs the model with a watch on what it does outside of its blocks, and tells what that proves before each of them.
+
+        seen: what is known of tensors.
+        """
         from ._watch import watching
 
-        def reached(gm: torch.fx.GraphModule) -> None:
-            inputs = (
-                n.meta["example_value"].shape for n in gm.graph.nodes if n.op == "placeholder"
-            )
-            key = f"{tuple(map(tuple, inputs))} {gm.graph}"
+        def reached(
+            gm: torch.fx.GraphModule, told: Mapping[torch.fx.Node, Told], made: Sequence[Tensor]
+        ) -> None:
+            inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
+            given = [(tuple(n.meta["example_value"].shape), told.get(n)) for n in inputs]
+            key = f"{given} {gm.graph}"
             if key not in self._seen:
                 index_in_python(gm)
-                self._seen[key] = _proved(gm)
+                self._seen[key] = _leaving(gm, told)[1]
                 _limit(self._seen)
-            tell(self._seen[key])
+            tell(self._seen[key], [n in told for n in inputs], made)
 
-        with watching(self.blocks, reached):
+        with watching(self.blocks, seen, reached):
             yield
 
 
@@ -99,7 +108,7 @@ def grids_before_blocks(
     """What the part before the blocks proves of token counts, if it can be traced."""
     from ._trace import trace_quietly
 
-    found: dict[int, Segments | None] = {}
+    found: dict[int, Segments | Doubt] = {}
     broken = ""
 
     def visit(gm: torch.fx.GraphModule, _: Sequence[Any]) -> None:
@@ -121,23 +130,41 @@ def grids_before_blocks(
     return BeforeBlocks(found, broken)
 
 
-def _proved(gm: torch.fx.GraphModule) -> dict[int, Segments | None]:
-    """What a graph shows of the tokens that leave it; None: several sequences have as many."""
-    from .analysis.graph_view import GraphView, fake_value
-    from .analysis.infer_grid import GridInference
-    from .analysis.trace_dims import trace_dims
-    from .call_grids import other_sequences, state_grids
+def _proved(gm: torch.fx.GraphModule) -> dict[int, Segments | Doubt]:
+    """What a graph shows of the tokens that leave it, by their number."""
+    from .analysis.graph_view import fake_value
+    from .call_grids import other_sequences
 
-    inference = GridInference(trace_dims(GraphView(gm)))
-    found: dict[int, Segments | None] = dict(state_grids(gm, inference))
+    inference, all_leaving = _leaving(gm, {})
     nodes = gm.graph.nodes
     args = [fake_value(n) for n in nodes if n.op == "placeholder"]
     outputs = [fake_value(n) for n in next(iter(reversed(nodes))).args[0]]
+    found: dict[int, Segments | Doubt] = {}
+    for leaving in all_leaving.tokens:
+        tokens = int(outputs[leaving.output].shape[leaving.dim])
+        for n, known in by_number(tokens, leaving.of(tokens)):
+            found[n] = agreed(found.get(n, known), known)
+    found |= dict.fromkeys(all_leaving.parts, Doubt.PARTS)
     for sequence in other_sequences(inference):
-        tokens = sequence.tokens(args, outputs, found)
-        if tokens in found:
-            found[tokens] = None
+        other = sequence.tokens(args, outputs, found)
+        if other in found:
+            found[other] = Doubt.SEVERAL
     return found
+
+
+def _leaving(
+    gm: torch.fx.GraphModule, told: Mapping[torch.fx.Node, Told]
+) -> tuple[GridInference, Leaving]:
+    """What a graph shows of the tokens that leave it. told: what is known of those that come in."""
+    from .analysis.graph_view import GraphView
+    from .analysis.infer_grid import GridInference
+    from .analysis.told_axes import told_axes
+    from .analysis.trace_dims import trace_dims
+    from .call_grids import leaving_of
+
+    axes = told_axes(told)
+    inference = GridInference(trace_dims(GraphView(gm), axes.dims), told=axes)
+    return inference, leaving_of(gm, inference)
 
 
 def _limit(kept: OrderedDict[Any, Any]) -> None:

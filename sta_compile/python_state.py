@@ -126,7 +126,7 @@ class PythonState:
 
 def _unwatched(block: nn.Module, compiled: Forward) -> Forward:
     def run(*args: Any, **kwargs: Any) -> Any:
-        with aside(block, args, kwargs):
+        with aside(block):
             return compiled(*args, **kwargs)
 
     return run

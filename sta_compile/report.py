@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .ir.attention_spec import Triple
-from .ir.known_tokens import OtherSequence, Segments
+from .ir.known_tokens import Leaving, OtherSequence
 
 MAX_REPORTS = 256
 
@@ -95,10 +95,12 @@ class Report:
     reason: str = ""
     hint: str = ""
     unfit_grid: str = ""  # what there is to say of a declared grid that fits no attention
-    # By the number of tokens, for later graphs.
-    stated: dict[int, Segments] = field(default_factory=dict)
+    # For later graphs.
+    leaving: Leaving = field(default_factory=Leaving)
     beside: tuple[OtherSequence, ...] = ()
-    asked: tuple[int, ...] = ()  # numbers of tokens that earlier graphs were asked about
+    asked: tuple[
+        int, ...
+    ] = ()  # inputs of which earlier graphs were asked, where there is attention
     measured: tuple[str, ...] = ()  # the fastest kernels and their times, under mode="max-autotune"
 
     @contextmanager
@@ -120,12 +122,16 @@ class Report:
         ]
 
     def say_why_no_grid(self, cause: str, hint: str) -> None:
-        """Names what hides the grid of attentions that have none; hint: what to do about it."""
+        """Names what hides the grid of attentions that have none, if anything is; hint: what to do about it."""
+
+        def said(reason: str) -> str:
+            return f"{reason}; {cause}" if cause else reason
+
         unknown = [site for site in self.refused if not site.grid_known]
         if self.reason in [site.reason for site in unknown]:
-            self.reason, self.hint = f"{self.reason}; {cause}", hint
+            self.reason, self.hint = said(self.reason), hint
         self.refused = [
-            replace(site, reason=f"{site.reason}; {cause}", hint=hint) if site in unknown else site
+            replace(site, reason=said(site.reason), hint=hint) if site in unknown else site
             for site in self.refused
         ]
 

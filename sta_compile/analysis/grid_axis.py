@@ -8,7 +8,7 @@ latent or the positions that it makes say so:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -88,7 +88,8 @@ def as_they_stand(order: Triple, values: tuple[T, T, T]) -> tuple[T, T, T]:
 class AxisNames:
     """Which factors of a graph's grids are frames, rows and columns.
 
-    latents: axes of the graph's inputs and outputs; positions: products of axes that positions are made for.
+    latents: axes of the graph's inputs and outputs; positions: products of axes that positions are made for; told: factors
+    that another graph of the call has named.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class AxisNames:
         folded: FoldedAxes,
         latents: Sequence[Sequence[Axis]],
         positions: Sequence[Axis],
+        told: Mapping[Any, int],
     ) -> None:
         self._embedded = [
             [folded.of(axis) for axis in (trace.dims(node) or ())[2:]]
@@ -104,6 +106,7 @@ class AxisNames:
             if canonical_name(node) in ("conv2d", "conv3d")
         ]
         self._latents, self._positions = latents, positions
+        self._told = {folded.of((atom,))[0]: name for atom, name in told.items()}
 
     def order_of(self, factors: Axis) -> tuple[Triple, tuple[int, ...]] | None:
         """Order and ones of a grid's factors; None where nothing says which is which."""
@@ -122,6 +125,7 @@ class AxisNames:
 
     def _named(self, factors: Axis) -> Iterator[dict[Any, int]]:
         """What each kind of evidence says, the best first: factor -> frames (0), rows (1) or columns (2)."""
+        yield self._told
         for axes in self._embedded:
             first = 3 - len(axes)  # a convolution over images has rows and columns
             yield {axis[0]: first + i for i, axis in enumerate(axes) if len(axis) == 1}

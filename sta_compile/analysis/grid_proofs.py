@@ -13,7 +13,7 @@ from math import prod
 
 import torch.fx
 
-from ..ir.known_tokens import OF_CALL, PARTS, Known, grid_of_tokens
+from ..ir.known_tokens import Doubt
 from .axes import Atom, Axis, axis_size, resolve, same_size
 from .folded_axes import FoldedAxes
 from .graph_view import canonical_name, is_parameter
@@ -21,22 +21,23 @@ from .grid_axis import AxisNames, GridAxis, by_name
 from .hints import Hints
 from .rival_sequences import RivalSequences
 from .rope_axes import position_axes
+from .told_axes import ToldAxes
 from .trace_dims import DimTrace
 
 
 class GridProofs:
-    """Answers for the token axes of one graph. declared: option `grid`; known: of token counts in this call."""
+    """Answers for the token axes of one graph. declared: option `grid`; told: by other graphs of the call."""
 
     def __init__(
         self,
         trace: DimTrace,
         declared: tuple[int, int, int] | None,
         hints: Hints,
-        known: Known,
+        told: ToldAxes,
         rivals: RivalSequences,
     ) -> None:
         self.trace, self.hints = trace, hints
-        self.declared, self.known, self.rivals = declared, known, rivals
+        self.declared, self.told, self.rivals = declared, told, rivals
         self.folded = FoldedAxes(trace)
         self._inputs = self._latents(
             n for n in trace.view.nodes if trace.view.is_root_input(n) and not is_parameter(n)
@@ -46,7 +47,7 @@ class GridProofs:
         # declared grids: one tuple of factors per token axis
         self._declared: dict[Axis, Axis] = {}
         self._positions = position_axes(trace)
-        self._names = AxisNames(trace, self.folded, self.latents, self._positions)
+        self._names = AxisNames(trace, self.folded, self.latents, self._positions, told.names)
 
     @property
     def latents(self) -> list[list[Axis]]:
@@ -60,8 +61,8 @@ class GridProofs:
 
     def grid_of(self, part: Axis) -> GridAxis | None:
         """What the graph proves comes first: a declared grid of as many tokens may be that of another resolution."""
-        stated = None if self.is_shared_number(part) else self._of_number(part)
-        found = self.proved(part) or stated or self.by_positions(part)
+        option = None if self.is_shared_number(part) else self._of_option(part)
+        found = self.proved(part) or option or self.by_positions(part)
         if found is None or found.kind == "declared" or self.declared is None:
             return found
         shape = by_name(found.order, found.shape)
@@ -103,32 +104,26 @@ class GridProofs:
 
     def is_shared_number(self, part: Axis) -> bool:
         """Is a grid known of its number of tokens, and more than one sequence has so many?"""
-        size = axis_size(part)
-        if isinstance(size, int) and size in self.known and self.known[size] is None:
+        if self.doubt(part) is Doubt.SEVERAL:
             return True
-        return self._of_number(part) is not None and self.rivals.has(part)
+        return self._of_option(part) is not None and self.rivals.has(part)
 
     def in_parts(self, part: Axis) -> bool:
         """Does another graph know as many tokens that are a part of a video in each sample, and this one nothing better?"""
-        size, found = axis_size(part), self.proved(part)
-        parts = isinstance(size, int) and size in self.known and self.known[size] == PARTS
-        return parts and (found is None or found.hint is not None)
+        found = self.proved(part)
+        better = found is not None and found.hint is None
+        return self.doubt(part) is Doubt.PARTS and not better
 
-    def _of_number(self, part: Axis) -> GridAxis | None:
-        return self._of_call(part) or self._of_option(part)
-
-    def _of_call(self, part: Axis) -> GridAxis | None:
+    def doubt(self, part: Axis) -> Doubt | None:
+        """Why its number of tokens, of which another graph of the call knows a grid, tells nothing here."""
         size = axis_size(part)
-        shape = grid_of_tokens(self.known, size) if isinstance(size, int) else None
-        return None if shape is None else GridAxis(part, self._stated(part, shape), OF_CALL)
+        return self.told.doubts.get(size) if isinstance(size, int) else None
 
     def _of_option(self, part: Axis) -> GridAxis | None:
         if self.declared is None or not same_size(axis_size(part), prod(self.declared)):
             return None
-        return GridAxis(part, self._stated(part, self.declared), "option grid", "declared")
-
-    def _stated(self, part: Axis, shape: tuple[int, int, int]) -> Axis:
-        return self._declared.setdefault(resolve(part), tuple(Atom(s) for s in shape))
+        factors = self._declared.setdefault(resolve(part), tuple(Atom(s) for s in self.declared))
+        return GridAxis(part, factors, "option grid", "declared")
 
     def by_positions(self, part: Axis) -> GridAxis | None:
         factors = resolve(part)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,7 +19,6 @@ import torch.fx
 
 from .. import _torch
 from .._sizes import simplified
-from ..ir.known_tokens import OF_CALL, Known
 from .attention_site import AttentionSite
 from .axes import Atom, Axis, Dims, axis_size, concat, fresh, segments_of, size_of
 from .find_timestep import readable_name
@@ -28,7 +26,10 @@ from .graph_view import fake_value, is_parameter
 from .hints import DECLARE, Doubt, Hint, Hints
 from .infer_grid import GridInference
 from .position_values import Block, Triple, find_block, find_positions, may_hold_positions, rows_of
+from .told_axes import ToldAxes
 from .trace_dims import DimTrace, trace_dims
+
+_NOTHING_TOLD = ToldAxes()
 
 
 def infer_grids(
@@ -36,27 +37,22 @@ def infer_grids(
     sites: Sequence[AttentionSite],
     declared: Triple | None,
     example_inputs: Sequence[Any],
-    known: Known = MappingProxyType({}),
+    told: ToldAxes = _NOTHING_TOLD,
 ) -> tuple[DimTrace, GridInference]:
     """Trace and grids of a graph, with what the values of its inputs say where the graph and the options say nothing.
 
     example_inputs: in the order of the graph's placeholders; those that are fake or on meta have no values to read.
-    known: as for GridInference.
+    told: as for GridInference; the trace has the dims.
     """
-    inference = GridInference(trace, declared, known=known, sites=sites)
+    inference = GridInference(trace, declared, told=told, sites=sites)
     unknown = dict.fromkeys(p for site in sites for p in _unknown_parts(inference, site))
-    reader = _Reader(trace, example_inputs)
+    reader = _Reader(trace, example_inputs, told)
     for part in unknown:
-        size = axis_size(part)
-        sequence = _sequence(known, size) if isinstance(size, int) else None
-        if sequence is not None:
-            reader.known[part] = sequence
-        else:
-            reader.read(part)
+        reader.read(part)
     hints = Hints(reader.by_atom, tuple(reader.doubts), reader.known_values())
     if reader.known:
         trace = trace_dims(trace.view, reader.restated())
-    return trace, GridInference(trace, declared, hints, known, sites)
+    return trace, GridInference(trace, declared, hints, told, sites)
 
 
 def _unknown_parts(inference: GridInference, site: AttentionSite) -> list[Axis]:
@@ -103,8 +99,8 @@ class _Reader:
     known: token axes as the first trace has them, and what they are made of.
     """
 
-    def __init__(self, trace: DimTrace, example_inputs: Sequence[Any]) -> None:
-        self.trace = trace
+    def __init__(self, trace: DimTrace, example_inputs: Sequence[Any], told: ToldAxes) -> None:
+        self.trace, self.told = trace, told.dims
         self.env = _torch.shape_env_of(trace.view.gm)
         inputs = [n for n in trace.view.gm.graph.nodes if n.op == "placeholder"]
         self.inputs = [n for n in inputs if trace.dims(n) is not None and not is_parameter(n)]
@@ -179,8 +175,9 @@ class _Reader:
         self.known[part] = concat(parts)
 
     def restated(self) -> dict[torch.fx.Node, Dims]:
-        """Axes of the inputs that have a token axis which is known now."""
-        return {node: dims for node in self.inputs if (dims := self._restated(node)) is not None}
+        """Axes of the inputs that have a token axis which is known now, or was told."""
+        read = {node: dims for node in self.inputs if (dims := self._restated(node)) is not None}
+        return {**read, **self.told}
 
     def _restated(self, node: torch.fx.Node) -> Dims | None:
         old, shape = self.trace.dims(node), fake_value(node).shape
@@ -228,21 +225,6 @@ class _Reader:
 
     def _doubt(self, source: _Source, reason: str, hint: str) -> None:
         self.doubts.append(Doubt(source.node, source.dim, reason, hint))
-
-
-def _sequence(known: Known, tokens: int) -> Axis | None:
-    """An axis of several segments, of factors that are known to be frames, rows and columns."""
-    segments = known.get(tokens)
-    if segments is None or len(segments) < 2:
-        return None
-    return concat([_axis_of(*segment) for segment in segments])
-
-
-def _axis_of(tokens: int, grid: Triple | None) -> Axis:
-    # Of two factors it would not be known which of the three they are.
-    if grid is None or 1 in grid[1:]:
-        return fresh(tokens)
-    return tuple(Atom(n, origin=OF_CALL) for n in grid if n > 1)
 
 
 def _has_values(value: Any) -> bool:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch.fx
 
-from ..ir.known_tokens import OF_CALL, Known
+from ..ir.known_tokens import OF_CALL, Doubt
 from .attention_site import AttentionSite, Order, Problem
 from .axes import (
     Atom,
@@ -38,9 +37,10 @@ from .rival_sequences import RivalSequences
 from .segments import SequenceReader, Tokens, match_segments, start_of, with_wholes
 from .token_parts import TokenParts
 from .token_streams import TokenStreams
+from .told_axes import REASONS, ToldAxes
 from .trace_dims import DimTrace
 
-_NO_HINTS = Hints()
+_NO_HINTS, _NOTHING_TOLD = Hints(), ToldAxes()
 _WITHOUT_LATENT = ("unpatchify", "option grid", "positions of the rope tables", OF_CALL)
 
 
@@ -69,7 +69,7 @@ def same_axis(a: Axis, b: Axis) -> bool:
 
 
 class GridInference:
-    """Answers for the attention sites of one graph. declared: option `grid`; known: of token counts in this call.
+    """Answers for the attention sites of one graph. declared: option `grid`; told: by other graphs of the call.
 
     sites: all of them, where one may be told from another by its number of tokens.
     """
@@ -79,7 +79,7 @@ class GridInference:
         trace: DimTrace,
         declared: tuple[int, int, int] | None = None,
         hints: Hints = _NO_HINTS,
-        known: Known = MappingProxyType({}),
+        told: ToldAxes = _NOTHING_TOLD,
         sites: Iterable[AttentionSite] = (),
     ) -> None:
         self.trace, self.hints = trace, hints
@@ -89,7 +89,7 @@ class GridInference:
         self.streams = TokenStreams(trace)
         attended = list(self._attended(sites))
         rivals = RivalSequences(self.streams, attended)
-        self.grids = GridProofs(trace, declared, hints, known, rivals)
+        self.grids = GridProofs(trace, declared, hints, told, rivals)
         self._parts = TokenParts(self.streams)
         self.factorisation = Factorisation(
             self.streams, self.grids.folded, self.grids.latents, (asks for _, asks, _ in attended)
@@ -258,8 +258,20 @@ class GridInference:
                 return whole == keys and any(self.grids.grid_of(key) is not None for key in keys)
         return False
 
+    def moved(self, node: torch.fx.Node, part: Axis) -> bool:
+        """Do the tokens of a part of a value stand in another order than the video's?"""
+        return self._moved.moved(node, part, picked=True)
+
+    def is_told(self, grid: GridAxis) -> bool:
+        """Is a grid known by other graphs of the call alone?"""
+        return all(factor in self.grids.told.names for factor in grid.factors)
+
     def _no_grid(self, site: AttentionSite, axis: Axis) -> Refusal:
         parts = segments_of(axis)
+        in_doubt = next((d for d in map(self.grids.doubt, parts) if d in REASONS), None)
+        if in_doubt is not None:
+            problem, seen = REASONS[in_doubt], in_doubt is not Doubt.UNSEEN
+            return Refusal(site.name, problem.reason, problem.hint, over_grid=seen)
         for doubt in self.hints.doubts:
             dims = self.trace.dims(doubt.node)
             if dims is not None and any(p in parts for p in segments_of(dims[doubt.dim])):

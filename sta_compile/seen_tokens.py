@@ -1,0 +1,79 @@
+"""Which tensors of one call hold tokens of a known grid, in its order.
+
+A graph shows it of what leaves it. Python may do anything to that before the next graph gets it, so it is known of the very
+tensor, as long as nobody writes to it (private torch APIs, tested on 2.11 and 2.13: Tensor._version, UntypedStorage._cdata):
+
+    graph 1 returns x, of 9x30x52 tokens                  of(x) = {1: ((14040, (9, 30, 52)),)}
+    y = x[:, order], by code that no graph holds          of(y) = {}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, MutableMapping
+
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .ir.known_tokens import Doubt, Segments
+
+Dimensions = dict[int, "Segments | Doubt"]
+# Ids and coordinates of tokens have up to four columns; features have more.
+COLUMNS = 4
+
+
+class SeenTokens:
+    """writes_told: someone calls `forget` for each write, as of a tensor made in inference mode nothing else tells."""
+
+    def __init__(self) -> None:
+        self.writes_told = False
+        self._dims: MutableMapping[Tensor, tuple[int | None, Dimensions]] = (
+            WeakTensorKeyDictionary()
+        )
+
+    def state_given(self, tensor: Tensor) -> None:
+        """It is as the model was given it."""
+        self._dims[tensor] = (_version_of(tensor), {})
+
+    def state(self, tensor: Tensor, dim: int, known: Segments | Doubt) -> None:
+        self._dims[tensor] = (_version_of(tensor), {**self.of(tensor), dim: known})
+
+    def forget(self, written: Collection[int]) -> None:
+        """What has its values in memory that was written (see `memory_of`)."""
+        for tensor in [x for x in self._dims if memory_of(x) in written]:
+            del self._dims[tensor]
+
+    def of(self, tensor: Tensor) -> Dimensions:
+        """By the dimension."""
+        return self._dims[tensor][1] if self.knows(tensor) else {}
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Are its tokens, if it has any, where the video has them, or where is it known that they are?"""
+        if tensor not in self._dims:
+            return False
+        version = self._dims[tensor][0]
+        return self.writes_told if version is None else version == _version_of(tensor)
+
+
+def _version_of(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def memory_of(tensor: Tensor) -> int:
+    """Which memory a tensor shares with its views."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def may_be_tokens(tensor: Tensor) -> bool:
+    """Is it [batch, tokens, features], or tokens first?"""
+    return tensor.is_floating_point() and tensor.dim() == 3 and tensor.shape[-1] > COLUMNS
+
+
+def may_be_video(tensor: Tensor) -> bool:
+    """Is it a latent, or like one, or tokens?"""
+    return tensor.is_floating_point() and tensor.dim() >= 3
+
+
+def may_be_table(tensor: Tensor, dim: int) -> bool:
+    """Has it one row for each token, whatever the batch, as positions have?"""
+    others = [n for d, n in enumerate(tensor.shape[:-1]) if d != dim]
+    return tensor.dim() != 3 and all(n == 1 for n in others)

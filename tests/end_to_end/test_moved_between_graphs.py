@@ -1,0 +1,168 @@
+"""Tokens that are moved before a graph break, or by code that runs between graphs: no block windows them by their number."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import sta_compile
+from sta_compile.analysis.moved_tokens import MOVED
+from sta_compile.analysis.told_axes import REASONS, UNSEEN
+from sta_compile.ir.known_tokens import Doubt
+from tests.end_to_end.compiled import relative_error
+from tests.end_to_end.oracle import Oracle, window_mask
+from tests.end_to_end.test_breaks_before_blocks import OPTIONS, Model
+from tests.end_to_end.tiny import CHANNELS
+
+GRID = (3, 4, 4)  # rows and columns swapped, or rows rolled, have the same sizes
+TOKENS = 48
+ORDER = REASONS[Doubt.ORDER].reason
+pytestmark = pytest.mark.usefixtures("stages_only")
+
+
+class Moves(Model):
+    """move: from the latent, by code of the forward. later: before the second block. Both are undone after the blocks."""
+
+    def move(self, latent: Tensor) -> Tensor:
+        return latent
+
+    back = move
+
+    def later(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, latent: Tensor) -> Tensor:
+        x = self.patchify(self.move(latent)).flatten(2).transpose(1, 2)
+        for layer, block in enumerate(self.blocks):
+            x = self.later(x) if layer else x
+            self.before(x)
+            x = block(x)
+        return self.back(self.out(x).transpose(1, 2).unflatten(2, GRID))
+
+
+class Rolls(Moves):
+    def move(self, latent: Tensor) -> Tensor:
+        return latent.roll((1, 1), (3, 4))
+
+    def back(self, latent: Tensor) -> Tensor:
+        return latent.roll((-1, -1), (3, 4))
+
+
+class Flips(Moves):
+    def move(self, latent: Tensor) -> Tensor:
+        return latent.flip(2)
+
+    back = move
+
+
+class Hidden:
+    """The same in a function that no graph holds: noted from the second call on, where a branch on data breaks the graph."""
+
+    def before(self, x: Tensor) -> None:
+        if x.abs().mean().item() > 1e9:
+            raise ValueError
+
+
+class RollsHidden(Hidden, Rolls):
+    pass
+
+
+def exact_reasons(model: Model, calls: int = 2) -> set[str]:
+    """Why nothing is replaced; the output is eager's."""
+    sta_compile.reset_reports()
+    sta_compile.compile(model, **OPTIONS)
+    latent = torch.randn(2, CHANNELS, *GRID)
+    for _ in range(calls):
+        found = model(latent)
+    reports = sta_compile.reports()
+    assert not any(report.replaced for report in reports)
+    assert torch.equal(found, sta_compile.restore(model)(latent))
+    return {site.reason for report in reports for site in report.refused}
+
+
+@pytest.mark.parametrize("kind", [Rolls, Flips, RollsHidden])
+def test_moved_before_the_break(kind):
+    assert MOVED.reason in exact_reasons(kind())
+
+
+class InAHelper(Moves):
+    """`fw` is compiled as a graph of its own, which sees neither the latent nor a block."""
+
+    def forward(self, latent: Tensor) -> Tensor:
+        x = self.fw(self.patchify(latent).flatten(2).transpose(1, 2))
+        for block in self.blocks:
+            self.before(x)
+            x = block(x)
+        return self.out(self.bw(x)).transpose(1, 2).unflatten(2, GRID)
+
+
+def rolled(x: Tensor) -> Tensor:
+    return x.unflatten(1, GRID).roll(1, 2).flatten(1, 3)
+
+
+def rolled_back(x: Tensor) -> Tensor:
+    return x.unflatten(1, GRID).roll(-1, 2).flatten(1, 3)
+
+
+def swapped(x: Tensor) -> Tensor:
+    return x.unflatten(1, GRID).transpose(2, 3).flatten(1, 3)
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize(("fw", "bw"), [(rolled, rolled_back), (swapped, swapped)])
+def test_moved_by_a_helper_function(fw, bw, hidden):
+    bases = (Hidden, InAHelper) if hidden else (InAHelper,)
+    kind = type("Helped", bases, {"fw": staticmethod(fw), "bw": staticmethod(bw)})
+    reasons = exact_reasons(kind())
+    assert MOVED.reason in reasons or ORDER in reasons or all("is not known" in r for r in reasons)
+
+
+class RollsLater(Moves):
+    @torch.compiler.disable
+    def later(self, x: Tensor) -> Tensor:
+        return rolled(x)
+
+
+class SwapsLater(Moves):
+    def later(self, x: Tensor) -> Tensor:
+        return swapped(x)
+
+
+class WritesLater(Moves):
+    @torch.compiler.disable
+    def later(self, x: Tensor) -> Tensor:
+        x.copy_(rolled(x))
+        return x
+
+
+class AddsLater(Moves):
+    @torch.compiler.disable
+    def later(self, x: Tensor) -> Tensor:
+        return x * 2 + 1
+
+
+@pytest.mark.parametrize("kind", [RollsLater, SwapsLater, WritesLater, AddsLater])
+@torch.no_grad()
+def test_between_blocks(kind):
+    """The first block has its window in each call; the second one from the next call on, if what it gets was not moved."""
+    model = kind()
+    sta_compile.reset_reports()
+    sta_compile.compile(model, **OPTIONS)
+    latent = torch.randn(2, CHANNELS, *GRID)
+    first = model(latent)
+    reports = sta_compile.reports()
+    (site,) = [site for report in reports for site in report.replaced]
+    assert {s.reason for r in reports for s in r.refused} == {UNSEEN.reason}
+    assert all("from the next call on" in s.hint for r in reports for s in r.refused)
+    found = model(latent)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        assert torch.equal(model(latent), found)
+    plain = sta_compile.restore(model)
+    mask = window_mask(GRID, site.tiles, site.window)
+    outputs = []
+    for sites in (["blocks.0.attn"], plain.sites if kind is AddsLater else ["blocks.0.attn"]):
+        with Oracle(plain, sites, mask):
+            outputs.append(plain(latent))
+    assert relative_error(first, outputs[0]) < 1e-5
+    assert relative_error(found, outputs[1]) < 1e-5
