@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,7 +96,8 @@ def _equalities(shape_env: Any) -> dict[Any, Any]:
     """What guards equate: a quotient with a number (a model that makes positions for 9 = s0 // 2 rows), then symbols with
     an expression (a rope table's length with the product of the grid's axes)."""
     count, equal = getattr(shape_env, "_sta_equalities", (0, {}))
-    if count == len(shape_env.guards):
+    now = len(shape_env.guards) + shape_env.num_deferred_runtime_asserts
+    if count == now:
         return equal
     equations = _equations(shape_env)
     equal = dict(filter(None, (_number_of(left - right) for left, right in equations)))
@@ -105,14 +107,15 @@ def _equalities(shape_env: Any) -> dict[Any, Any]:
             known = symbol in equal or symbol in other.free_symbols
             if symbol.is_Symbol and not known:
                 equal[symbol] = other
-    shape_env._sta_equalities = (len(shape_env.guards), equal)
+    shape_env._sta_equalities = (now, equal)
     return equal
 
 
 def _equations(shape_env: Any) -> list[tuple[Any, Any]]:
-    """The sides of all guards that are equations, without what both have as a factor."""
-    guards = [g.expr.args for g in shape_env.guards if isinstance(g.expr, sympy.Eq)]
-    return [_without_common_factors(*sides) for sides in guards]
+    """The sides of all guards and assertions that are equations, without what both have as a factor."""
+    asserted = itertools.chain(*shape_env.deferred_runtime_asserts.values())
+    facts = [known.expr for known in (*shape_env.guards, *asserted)]
+    return [_without_common_factors(*e.args) for e in facts if isinstance(e, sympy.Eq)]
 
 
 def _without_common_factors(left: Any, right: Any) -> tuple[Any, Any]:

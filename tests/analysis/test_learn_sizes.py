@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from sta_compile.analysis.axes import Size, axis_size, size_of
@@ -17,12 +18,12 @@ from tests.analysis.traced import capture
 X, MASK = torch.randn(9, 4), torch.arange(9) % 3 > 0
 
 
-def sizes(function: Callable[..., Any], *inputs: Any) -> list[Size]:
+def sizes(function: Callable[..., Any], *inputs: Any, dynamic: bool = False) -> list[Size]:
     """The first size of each output, with what is known of it."""
     with torch._dynamo.config.patch(
         capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True
     ):
-        gm = capture(function, *inputs)
+        gm = capture(function, *inputs, dynamic=dynamic)
     trace = trace_dims(GraphView(gm))
     (outputs,) = gm.graph.output_node().args
     for node in outputs:
@@ -95,6 +96,18 @@ def test_slices_counted_from_the_end() -> None:
     video, rest, again, text = sizes(cut_from_the_end, X, MASK)
     assert (video, again) == (9, 9)
     assert rest == text
+
+
+def cut_from_the_end_of_blocks(x: Tensor, mask: Tensor) -> list[Tensor]:
+    blocks = F.pad(x, (0, 0, 0, -x.shape[0] % 4)).unflatten(0, (-1, 4)).mean(1)
+    return [*cut_from_the_end(blocks, mask[: blocks.shape[0]]), blocks]
+
+
+def test_what_is_asserted_of_symbolic_sizes() -> None:
+    """How many blocks there are has no bound that Dynamo finds; that as many are left is asserted where they are added."""
+    video, *_, blocks = sizes(cut_from_the_end_of_blocks, X, MASK, dynamic=True)
+    assert not isinstance(blocks, int)
+    assert video == blocks
 
 
 def cut_by_what_may_be_nothing(x: Tensor, mask: Tensor) -> list[Tensor]:
