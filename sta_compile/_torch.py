@@ -8,6 +8,7 @@
 | `torch._inductor.custom_graph_pass.CustomGraphPass` | 2.11, 2.13 |
 | `torch._C._functorch.is_batchedtensor` | 2.11, 2.13 |
 | `torch._logging.trace_structured` | 2.11, 2.13 |
+| `torch._dynamo.backends.registry` | 2.11, 2.13, 2.14 |
 | `torch._C._dynamo.eval_frame.reset_code`, `_debug_get_cache_entry_list` | 2.13 |
 | `torch.fx.experimental.symbolic_shapes`: `statically_known_true`, `free_unbacked_symbols`, `ShapeEnv` | 2.11, 2.13 |
 | the same: `GuardOnDataDependentSymNode` | 2.11, 2.13 |
@@ -39,6 +40,22 @@ _CALLS_WITH_BODY = {
     "invoke_subgraph": 2,
     "wrap": 1,
 }
+
+
+def registered(backend: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The backend of that name in Dynamo's registry; `backend`, which is put there, if there is none.
+
+    After a compile Dynamo drops its weak references to weights if the backend is a registered one. While there are any, a
+    weight that is a tensor subclass can't be swapped for its copy on another device, as offloading does.
+    """
+    from torch._dynamo.backends.registry import lookup_backend, register_backend
+    from torch._dynamo.exc import InvalidBackend
+
+    try:
+        return lookup_backend(name)
+    except InvalidBackend:
+        register_backend(backend, name=name)
+        return backend
 
 
 def is_higher_order(node: torch.fx.Node) -> bool:

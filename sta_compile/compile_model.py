@@ -129,10 +129,11 @@ class CompiledModel:
         self._undo = [move_by_block(model), cast_inside(model)]
         self._eager: Callable[..., Any] = model._call_impl
         given: dict[str, Any] = {"options": self.options} if options else {}
+        backend = _torch.registered(sta, "sta")
 
         def compile(forward: Callable[..., Any], whole: bool = False) -> Callable[..., Any]:
             compiled: Callable[..., Any] = torch.compile(
-                forward, backend=sta, fullgraph=whole, dynamic=dynamic, **given
+                forward, backend=backend, fullgraph=whole, dynamic=dynamic, **given
             )
             return compiled
 

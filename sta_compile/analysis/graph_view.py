@@ -51,6 +51,9 @@ _ALIASES = {
     "special_logsumexp": "logsumexp",
     "adjoint": "mT",  # of real tensors
     "mH": "mT",
+    "numpy_T": "T",  # torch 2.14
+    "matrix_H": "T",
+    "H": "T",
     "mod": "remainder",
     # Products of (activations, packed weights, ...), of torch and of bitsandbytes.
     "_scaled_mm": "mm",

@@ -280,3 +280,15 @@ def test_settings_that_change_are_no_state_of_python(stages_only):
             case.model(**case.at(500.0))
     assert not case.model._compiled_call_impl.state.blocks_alone
     assert all(report.replaced for report in sta_compile.reports())
+
+
+def test_weights_may_be_swapped_after_a_compile(graphs):
+    """As offloading swaps quantised weights: nothing that a compile leaves behind may hold a weak reference to them."""
+    model = TinyVideo()
+    sta_compile.compile(model, **OPTIONS)
+    x = torch.randn(1, CHANNELS, *GRID)
+    with torch.no_grad():
+        before = model(x)
+        for parameter in model.parameters():
+            torch.utils.swap_tensors(parameter, nn.Parameter(parameter.detach().clone()))
+        assert torch.equal(model(x), before)
