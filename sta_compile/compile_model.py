@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import _torch
+from .checkpoints import report_of
 from .denoisers import denoisers_of, parts_of, unets_of
 from .errors import StaError
 from .layerwise_casting import cast_inside
@@ -28,8 +29,10 @@ from .model_call import ModelCall, calling
 from .prefix import Prefix
 from .python_state import PythonState
 from .regions import Regions
+from .report import record
 from .settings import OPTIONS, Settings, given_options, options_of_mode
 from .size_tables import CallWithTables, small_constants, without_tables
+from .warn_once import say
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -142,6 +145,7 @@ class CompiledModel:
         self.fullgraph = fullgraph
         self.watches = False  # is what comes before the blocks noted in each call?
         self.state = PythonState(model, compile)
+        self._exact: set[Any] = set()  # see `_say_exact`
 
     def undo(self) -> None:
         """Gives the model's hooks back what they did."""
@@ -157,12 +161,25 @@ class CompiledModel:
             out = self._run(call, args, kwargs)
             if call.lacks_grid and call.may_watch:
                 self.watches = self.state.blocks_alone = True
+            if call.hidden and self.prefix.blocks and not self.fullgraph:
+                self.state.blocks_alone = True
+            if call.exact:
+                self._say_exact(call.exact)
             if not self.fullgraph and self.state.count(call.compiles > 0, args, kwargs):
                 log.info(
                     "%s is compiled in each call; now its blocks are, alone",
                     type(self.model).__name__,
                 )
             return out
+
+    def _say_exact(self, modules: Sequence[Any]) -> None:
+        """Once, of modules that checkpoints run in Python."""
+        if self._exact.issuperset(modules):
+            return
+        self._exact.update(modules)
+        report = report_of(self.model, self._exact)
+        record(report)
+        say(report, self.model, silent=False)
 
     def _run(self, call: ModelCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         hooks = self.state.hooks()

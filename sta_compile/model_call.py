@@ -89,6 +89,10 @@ class ModelCall:
         self.beside = sequences_given(args, kwargs)  # numbers of tokens of what is no video
         self._dense: dict[Any, torch.Tensor] = {}
         self.compiles = 0  # graphs that were compiled in this call
+        self.graphs = 0  # and how many have run
+        self.hidden: list[torch.nn.Module] = []  # blocks that ran without any
+        self.exact: list[Any] = []  # modules that a checkpoint runs in Python
+        self.may_train = torch.is_grad_enabled()
         self.in_regions = False  # are blocks nested regions, which may be given up?
         self.broken = ""  # why Dynamo can't see what comes before the blocks
         self.may_watch = False  # may that be noted while it runs, in later calls?
@@ -301,6 +305,7 @@ class GraphInCall:
 
         call = _current.get()
         if call is not None:
+            call.graphs += 1
             call.believe([args[i] for i in self.report.asked])
             warn_once.say_for_another(self.report, call.model)
         known = [] if call is None else [call.knows(x) for x in args]

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 
 from . import config
 from ._watch import aside
+from .checkpoints import in_checkpoint
+from .model_call import current
 from .prefix import key_of
 from .regions import repeated_blocks
 from .shared_scope import SharedScope
@@ -101,14 +103,14 @@ class PythonState:
             made = self._made.get(ref)
             if made is None or made[0] is not given:
                 hook = torch.compiler.disable(ref.forward)
-                made = self._made[ref] = (given, hook, self._compile(given))
+                made = self._made[ref] = (given, hook, _outside_checkpoints(given, self._compile))
             self._change(ref, forward=made[1], original_forward=made[2])
         if not self.blocks_alone:
             return
         for block in self._blocks:
             if block._compiled_call_impl is None:
                 if block not in self._compiled_blocks:
-                    compiled = self._compile(block._call_impl)
+                    compiled = _outside_checkpoints(block._call_impl, self._compile)
                     self._compiled_blocks[block] = _unwatched(block, compiled)
                 self._change(block, _compiled_call_impl=self._compiled_blocks[block])
 
@@ -122,6 +124,20 @@ class PythonState:
             owner, fields = self._changed.pop()
             for name, value in fields.items():
                 setattr(owner, name, value)
+
+
+def _outside_checkpoints(given: Forward, compile: Callable[[Forward], Forward]) -> Forward:
+    """What is compiled, but where a checkpoint that no graph holds may compute it anew in the backward pass."""
+    compiled = compile(given)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        call = current()
+        if call is None or not call.may_train or not in_checkpoint():
+            return compiled(*args, **kwargs)
+        call.exact.append(getattr(given, "__self__", None))
+        return given(*args, **kwargs)
+
+    return run
 
 
 def _unwatched(block: nn.Module, compiled: Forward) -> Forward:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -104,6 +104,8 @@ def _in_region(forward: Callable[..., Any]) -> Callable[..., Any]:
     region = mark(unaliased, max_reuse_entries=_MANY_BODIES) if many else mark(unaliased)
 
     def forward_in_region(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            return _in_python(forward, self, args, kwargs)
         if not _may_share((*args, *kwargs.values())):
             return region(self, *args, **kwargs)
         seen: list[Tensor] = []
@@ -120,6 +122,20 @@ def _in_region(forward: Callable[..., Any]) -> Callable[..., Any]:
         return region(self, *_map_tensors(apart, args), **_map_tensors(apart, kwargs))
 
     return forward_in_region
+
+
+def _in_python(
+    forward: Callable[..., Any], block: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """A block that no graph holds; the call is told if it holds none itself."""
+    from .model_call import current
+
+    call = current()
+    before = None if call is None else call.graphs
+    out = forward(block, *args, **kwargs)
+    if call is not None and call.graphs == before:
+        call.hidden.append(block)
+    return out
 
 
 def _may_share(values: tuple[Any, ...]) -> bool:
