@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sta_compile.ir.runs import box_runs, key_runs
@@ -39,7 +39,6 @@ def test_groups_of_an_axis(tiles, window):
     assert groups.total((1, 1, 1)) == groups.count
 
 
-@settings(deadline=None)  # a busy machine takes its time
 @given(problems())
 def test_tiles_of_a_group_see_the_same_keys(problem):
     tiling, window = problem
