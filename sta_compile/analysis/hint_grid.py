@@ -11,7 +11,7 @@ a check on the device, which makes a call dense whose positions are others (`pos
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -146,6 +146,14 @@ class _Reader:
         self._take(part, source, block, block.offset - start)
 
     def _take(self, part: Axis, source: _Source, block: Block, offset: int) -> None:
+        if block.doubtful:
+            self._doubt(
+                source,
+                f"input {source.name} has the positions of {_text(block.grid)} tokens, which by their numbers may be "
+                "frames of a video, or an image and its references",
+                f"if they are a video, {DECLARE}",
+            )
+            return
         positions = find_positions(source.value, source.dim, block)
         if positions is None:
             return
@@ -214,7 +222,7 @@ class _Reader:
             return None
         part = value.narrow(dim, start, stop - start)
         block = find_block(rows_of(part, dim)) if may_hold_positions(part, dim) else None
-        return None if block is None else Block(start + block.offset, block.grid)
+        return None if block is None else replace(block, offset=start + block.offset)
 
     def _start(self, source: _Source, segment: int | None = None) -> int:
         """Where a segment begins, for the example inputs; -1 where that depends on data."""

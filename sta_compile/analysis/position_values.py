@@ -8,12 +8,14 @@ Going along the rows, the columns of w come back to where they began after 5 row
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .numbered_frames import frames_of_video
 
 Triple = tuple[int, int, int]
 # Angles of float32 that were computed in another order differ in their last bits.
@@ -24,10 +26,14 @@ _MAX_RETURNS = 4
 
 @dataclass(frozen=True)
 class Block:
-    """Rows offset .. offset + T*H*W of a tensor hold a grid (frames, rows, columns), in raster order."""
+    """Rows offset .. offset + T*H*W of a tensor hold a grid (frames, rows, columns), in raster order.
+
+    doubtful: its frames may be an image and its references.
+    """
 
     offset: int
     grid: Triple
+    doubtful: bool = False
 
     @property
     def tokens(self) -> int:
@@ -80,37 +86,19 @@ def find_block(rows: Tensor) -> Block | None:
             continue
         block = _block_at(rows, changed, start)
         if block is not None:
-            found.append(block if _is_video(given, block) else _first_frame(block))
+            found.append(_video_in(given, block))
     largest = max((block.tokens for block in found), default=0)
     return next((block for block in found if 2 * block.tokens >= largest), None)
 
 
-def _is_video(rows: Tensor, block: Block) -> bool:
-    """Are the frames of a block those of a video, and not an image and its references, which may have its size?
-
-    A reference of FLUX Kontext is numbered 1 where the image is 0; those of FLUX.2 are 10, 20, .... Where places are counted
-    (0, 1, 2, ...), so are the frames of a video, from three on. Two may be an image and its reference in a table of cosines
-    and sines, too; coordinates in pixels or seconds are a video's.
-    """
-    frames = block.grid[0]
-    if frames == 1:
-        return True
+def _video_in(rows: Tensor, block: Block) -> Block:
+    """A block without the references of an image that have its size."""
+    _, height, width = block.grid
     cells = rows[block.offset : block.offset + block.tokens].reshape(*block.grid, -1)
-    rows_alone, cols_alone = _steps_along(cells[0, :, 0]), _steps_along(cells[0, 0])
-    whole = bool((cells == cells.round()).all())
-    if whole and bool((rows_alone == 1).all()) and bool((cols_alone == 1).all()):
-        return frames > 2 and bool((_steps_along(cells[:, 0, 0]) == 1).all())
-    return frames > 2 or bool(cells.abs().max() > 1 + 1e-3)
-
-
-def _steps_along(line: Tensor) -> Tensor:
-    """[positions - 1, columns that change] of [positions, columns]"""
-    steps = line[1:] - line[:-1]
-    return steps[:, steps.abs().amax(0) > 0] if len(steps) else steps
-
-
-def _first_frame(block: Block) -> Block:
-    return Block(block.offset, (1, *block.grid[1:]))
+    frames = frames_of_video(cells)
+    if frames is None:
+        return replace(block, doubtful=True)
+    return Block(block.offset + frames.start * height * width, (len(frames), height, width))
 
 
 def _scaled(rows: Tensor) -> Tensor:

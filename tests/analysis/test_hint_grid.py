@@ -127,6 +127,16 @@ def test_inputs_that_disagree_are_both_named():
     assert found.grid.basis == "declared by option grid"
 
 
+def test_positions_of_a_video_or_of_references():
+    positions = ids() * torch.tensor([10, 16, 16])
+    (answer,) = answers((tokens(), positions))
+    assert isinstance(answer, Refusal)
+    assert "3x4x6 tokens, which by their numbers may be frames of a video" in answer.reason
+    assert answer.hint == "if they are a video, pass options={'grid': (frames, rows, cols)}"
+    (found,) = answers((tokens(), positions), declared=GRID)
+    assert found.grid.basis == "declared by option grid"
+
+
 def on_meta(inputs: list[Any]) -> list[Any]:
     return [x.to("meta") if isinstance(x, Tensor) else x for x in inputs]
 

@@ -141,9 +141,14 @@ def test_a_grid_beside_other_tokens(form, pieces, offset, grid):
     assert find_block(rows_of(values, 0)) == Block(offset, grid)
 
 
-def numbered(*frames: float) -> Tensor:
-    """Images of one size, whose places are counted from 0."""
-    return torch.cat([ids((1, 4, 6)) + frame * AFTER for frame in frames])
+def numbered(*frames: float, start: float = 0.0, step: float = 1.0) -> Tensor:
+    """Images of one size, whose rows and columns go on from `start` by `step`."""
+    places = start + step * ids((1, 4, 6))
+    return torch.cat([places * torch.tensor([0, 1, 1]) + frame * AFTER for frame in frames])
+
+
+PIXELS = {"step": 16.0}
+MIDDLES = {"start": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -157,12 +162,35 @@ def numbered(*frames: float) -> Tensor:
         (numbered(0, 1, 1), 1),
         (cos_and_sin(numbered(0, 1)), 1),
         (cos_and_sin(numbered(0, 1, 2)), 3),
-        (numbered(0, 1) * torch.tensor([1 / 3, 32, 32]), 2),  # seconds and pixels
-        (numbered(0, 1, 5) * torch.tensor([5 / 3, 0.5, 0.5]), 3),  # MiniMax-H3
+        (numbered(0, 1 / 3, step=32), 2),  # seconds and pixels
+        (numbered(0, 0.04, 0.36, 0.68, 0, step=32), 4),  # the same, and its first frame again
+        (numbered(0, 5 / 3, 25 / 3, step=0.5), 3),  # MiniMax-H3
+        (numbered(0, 1, 2, **PIXELS), 3),
+        (numbered(0, 1, 9, 17, **PIXELS), 4),  # a causal video
+        (numbered(0, 1, **PIXELS), 1),
+        (numbered(0, 10, **PIXELS), 1),
+        (numbered(0, 10, 20, **MIDDLES), 1),
+        (numbered(0, 1, 2, 3, 10), 4),  # references after a video
+        (numbered(0, 1, 2, 0, 0), 3),
+        (numbered(0, 1, 2, 3, 0, 1, 2, 3), 4),
+        (numbered(-1, 0, 1), 3),
+        (numbered(-2, -1, 0, 1), 4),
     ],
 )
 def test_a_video_is_told_from_images_of_one_size(values, frames):
     assert find_block(values) == Block(0, (frames, 4, 6))
+
+
+@pytest.mark.parametrize("numbers", [(-1, 0, 1, 2, 3), (-1, 0, 1, 2, 3, 9)])
+def test_a_reference_before_zero(numbers):
+    assert find_block(numbered(*numbers)) == Block(24, (4, 4, 6))
+
+
+@pytest.mark.parametrize("numbers", [(0, 10, 20), (0, 8, 16, 24), (0, 1, 10, 12)])
+def test_numbers_of_frames_or_of_references(numbers):
+    """Among rows and columns in pixels nothing tells which."""
+    found = find_block(numbered(*numbers, **PIXELS))
+    assert found == Block(0, (len(numbers), 4, 6), doubtful=True)
 
 
 @pytest.mark.parametrize(
