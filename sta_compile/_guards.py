@@ -4,6 +4,7 @@
     tokens       what earlier graphs of the same call prove of the tokens that are the inputs (`model_call`)
     convention   what the model's timestep says about noise, where the compile inferred it: models of one class that are
                  compiled with equal options share Dynamo's code
+    positions    which grid the values of an input have, where they showed it (`read_positions`)
 
 A call for which one of them differs from the compile's compiles again (or finds the code of an earlier compile that
 fits), as it does for a tensor of another shape.
@@ -23,7 +24,9 @@ from typing import Any
 import torch.fx
 
 from . import config, model_call
+from .analysis.position_values import Positions
 from .noise_plan import conventions
+from .read_positions import has_positions, others
 
 
 def install_config_guard(names: Iterable[str]) -> bool:
@@ -55,11 +58,10 @@ def install_tokens_guard(inputs: Mapping[str, Any], declared: int) -> bool:
 
 def _tokens_guard(builder: Any, guard: Any, names: Sequence[str], declared: int, told: Any) -> None:
     """A Guard's create_fn, as `_equality_guard`."""
-    inputs = compile(f"[{', '.join(names)}]", "<guard>", "eval")
-    scope = dict(builder.scope)
+    inputs = _reader(builder, names)
 
     def unchanged(local: Any) -> bool:
-        return bool(model_call.told(eval(inputs, {**scope, "L": local}), declared) == told)
+        return bool(model_call.told(inputs(local), declared) == told)
 
     _add_lambda(builder, guard, unchanged, "what this call tells of its tokens is unchanged")
 
@@ -67,6 +69,40 @@ def _tokens_guard(builder: Any, guard: Any, names: Sequence[str], declared: int,
 def install_convention_guard(timestep: str) -> bool:
     """Guards on the noise convention that is remembered for the model, with this value of the option `timestep`."""
     return _install(partial(_convention, timestep), "the model's noise convention is unchanged")
+
+
+def install_positions_guards(inputs: Mapping[str, Any], read: Mapping[str, Positions]) -> None:
+    """Guards on the values of inputs: on the positions that were read from them, and that they are none for which the
+    graphs so far were not chosen.
+
+    Both are by the expressions that find the inputs; inputs: their values in this compile.
+    """
+    for name, value in inputs.items():
+        yes, no = read.get(name), others(value)
+        if yes is not None or no:
+            _add(partial(_positions_guard, name=name, yes=yes, no=() if yes else no))
+
+
+def _positions_guard(
+    builder: Any, guard: Any, name: str, yes: Positions | None, no: Sequence[Positions]
+) -> None:
+    """A Guard's create_fn, as `_equality_guard`."""
+    values = _reader(builder, [name])
+
+    def unchanged(local: Any) -> bool:
+        (value,) = values(local)
+        right = yes is None or has_positions(value, yes) is not False
+        return right and not any(has_positions(value, each) for each in no)
+
+    grid = "no grid that was read before" if yes is None else "x".join(map(str, yes.grid))
+    _add_lambda(builder, guard, unchanged, f"the positions in {name} are those of {grid}")
+
+
+def _reader(builder: Any, names: Sequence[str]) -> Callable[[Any], list[Any]]:
+    """Finds inputs by their expressions among the locals that a guard is given."""
+    inputs = compile(f"[{', '.join(names)}]", "<guard>", "eval")
+    scope = dict(builder.scope)
+    return lambda local: list(eval(inputs, {**scope, "L": local}))
 
 
 def _convention(timestep: str) -> Any:

@@ -51,6 +51,7 @@ def _compile(
     from ._guards import (
         install_config_guard,
         install_convention_guard,
+        install_positions_guards,
         install_tokens_guard,
         names_of_inputs,
     )
@@ -89,6 +90,9 @@ def _compile(
     if report.replaced:
         with report.stage("build kernels"):
             report.name_kernels(warm_kernels(gm))
+    if _torch.is_whole_forward() and not _torch.last_compile_of_frame():
+        read = {names[i]: positions for i, positions in report.read.items()}
+        install_positions_guards(dict(zip(names, example_inputs, strict=False)), read)
     flags = example_of(gm)
     if flags is not None:
         gm = take_over(gm)
@@ -122,12 +126,13 @@ def _compile(
 
 def _reset() -> None:
     """For `torch._dynamo.reset()`: the next compile is as in a new process."""
-    from . import _inductor, warn_once
+    from . import _inductor, read_positions, warn_once
     from .noise_plan import conventions
     from .report import reset_reports
 
     reset_reports()
     conventions.clear()
+    read_positions.forget()
     warn_once.forget()
     _inductor.reset_cudagraphs()
 

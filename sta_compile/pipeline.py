@@ -134,6 +134,9 @@ def _rewrite(
     if call is not None:
         report.leaving = leaving_of(gm, facts.inference)
         report.beside = other_sequences(facts.inference)
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    hints = [hint for plan in planned if (hint := plan.checked_hint) is not None]
+    report.read = {inputs.index(hint.node): hint.positions for hint in hints}
     report.refused += [
         RefusedSite(
             r.name,

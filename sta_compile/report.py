@@ -98,6 +98,7 @@ class Report:
     # For later graphs.
     leaving: Leaving = field(default_factory=Leaving)
     beside: tuple[OtherSequence, ...] = ()
+    read: dict[int, Any] = field(default_factory=dict)  # Positions, by the input that showed them
     asked: tuple[
         int, ...
     ] = ()  # inputs of which earlier graphs were asked, where there is attention

@@ -2,8 +2,9 @@
 
 FLUX and LTX get their tokens packed, [batch, tokens, channels], beside a tensor of positions. While compiling the example
 inputs have values, so the grid can be read there. It is stated of the token axes of all inputs, and the graph is traced
-again: everything downstream is then as if it were proved. Values are not guarded, so whatever becomes sparse by a hint needs
-a check on the device, which makes a call dense whose positions are others (`position_values.matches_grid`).
+again: everything downstream is then as if it were proved. Values are guarded only where that costs little, so whatever
+becomes sparse by a hint needs a check on the device, which makes a call dense whose positions are others
+(`position_values.matches_grid`).
 
     img_ids [4096, 3], values (0, 0, 0) (0, 0, 1) ... (0, 63, 63)     ->  its token axis is (64, 64)
 """

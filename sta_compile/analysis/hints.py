@@ -24,7 +24,8 @@ def how_to_tell() -> str:
 
 @dataclass(frozen=True, eq=False)
 class Hint:
-    """A grid that was read from an input of the root graph. Nothing guards the values: a check has to stand in the graph."""
+    """A grid that was read from an input of the root graph. A guard may know nothing of its values: a check has to stand in
+    the graph."""
 
     node: torch.fx.Node
     name: str
