@@ -31,7 +31,7 @@ _IN_HEADS = Problem("factorised attention: frames or positions are in the axis o
 _ONE_BY_ONE = Problem(
     "factorised attention: its tokens are a part of the video's, as one of its frames is", _SHORT
 )
-_IN_PIECES = Problem(
+IN_PIECES = Problem(
     "its sequence is put together of pieces of the video, which nothing shows to be all of it in its order",
     "keep the video's tokens in one tensor: reshape it instead of putting frames together by torch.cat",
 )
@@ -74,7 +74,7 @@ class Factorisation:
         if any(self._are_frames(heads, part) for part in folded):
             return _IN_HEADS
         taken = sum(site.q in self._taken_from_video(part) for part in folded)
-        return (None, _ONE_BY_ONE, _IN_PIECES)[min(taken, 2)]
+        return (None, _ONE_BY_ONE, IN_PIECES)[min(taken, 2)]
 
     def _features(self, site: AttentionSite) -> set[Atom]:
         """Factors of the channels of one head."""

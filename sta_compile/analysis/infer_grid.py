@@ -26,7 +26,7 @@ from .axes import (
     same_size,
     segments_of,
 )
-from .factorised import ELSEWHERE, Factorisation
+from .factorised import ELSEWHERE, IN_PIECES, Factorisation
 from .grid_axis import GridAxis
 from .grid_proofs import GridProofs
 from .hints import Hints, how_to_tell
@@ -142,7 +142,9 @@ class GridInference:
             return None
         factorised = self.factorisation.problem(site, q_axis, [parts[g] for g in grids] or parts)
         if factorised is not None:
-            return Refusal(site.name, factorised.reason, factorised.hint)
+            pieces = factorised is IN_PIECES and any(self._moved.operands(site, parts[0]))
+            problem = MOVED if pieces else factorised
+            return Refusal(site.name, problem.reason, problem.hint)
         if any(self.grids.in_parts(part) for part in ([parts[g] for g in grids] or parts)):
             return Refusal(site.name, ELSEWHERE.reason, ELSEWHERE.hint)
         if main is None:
@@ -152,7 +154,7 @@ class GridInference:
         grid = self.grids.grid_of(parts[main])
         # Positions that were read from values are those of the tokens as they stand, whatever picked these.
         picked = grid is not None and grid.hint is None
-        if any(self._moved.moved(n, parts[main], picked=picked) for n, _ in site.operands):
+        if any(self._moved.operands(site, parts[main], picked=picked)):
             return Refusal(site.name, MOVED.reason, MOVED.hint)
         return self._video(site, parts, main, keys) if of_latent else None
 
@@ -304,7 +306,11 @@ class GridInference:
     def _made_of_video(self, site: AttentionSite, *operands: torch.fx.Node) -> Refusal | None:
         """Attention over tokens that come from one video, in an order that is not known."""
         for video in (*self.grids.embedded(), *self._videos):
-            if all(self.streams.made_of(operand, video) for operand in operands):
+            moved = self._moved.operands(site, video)
+            made = all(self.streams.made_of(operand, video) for operand in operands)
+            if all(moved) or (made and any(moved)):
+                return Refusal(site.name, MOVED.reason, MOVED.hint)
+            if made:
                 return Refusal(site.name, MADE_OF_VIDEO.reason, MADE_OF_VIDEO.hint)
         return None
 

@@ -7,7 +7,8 @@ Lengths that depend on data (a mask's sum) have no such answer.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,13 @@ from .axes import Size, same_size, size_of
 from .graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor
 from .token_values import storage_of
 
+_ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {
+    "mul": operator.mul,
+    "add": operator.add,
+    "sub": operator.sub,
+    "rsub": lambda a, b: b - a,
+    "remainder": operator.mod,
+}
 _SAME = ("to", "int", "long", "contiguous", "clone", "detach", "cuda", "cpu", "type", "type_as")
 
 
@@ -50,9 +58,9 @@ def known_integers(node: Any) -> list[Size] | None:
         return None if None in parts else [x for part in parts for x in part or ()]
     if name == "pad":
         return _padded(node, known_integers(first))
-    if name in ("mul", "add"):
-        return _combined(node, name)
-    return None
+    if name in ("flip", "roll"):
+        return _turned(node, name, known_integers(first))
+    return _combined(node, name) if name in _ARITHMETIC else None
 
 
 def equal_steps(ends: Sequence[Size]) -> Size | None:
@@ -95,14 +103,28 @@ def _padded(node: torch.fx.Node, values: list[Size] | None) -> list[Size] | None
     return [padding] * amounts[0] + values + [padding] * amounts[1]
 
 
-def _combined(node: torch.fx.Node, name: str) -> list[Size] | None:
-    a, b = node.args[0], argument(node, 1, "other")
-    if _number(a) is not None:
-        a, b = b, a
-    values, number = known_integers(a), _number(b)
-    if values is None or number is None or node.kwargs.get("alpha", 1) != 1:
+def _turned(node: torch.fx.Node, name: str, values: list[Size] | None) -> list[Size] | None:
+    shifts = argument(node, 1, "shifts")
+    if values is None or name == "flip":
+        return None if values is None else values[::-1]
+    shift = _number(shifts[0] if isinstance(shifts, (tuple, list)) else shifts)
+    if not isinstance(shift, int) or not values:
         return None
-    return [x * number if name == "mul" else x + number for x in values]
+    at = -shift % len(values)
+    return values[at:] + values[:at]
+
+
+def _combined(node: torch.fx.Node, name: str) -> list[Size] | None:
+    combine = _ARITHMETIC[name]
+    left, right = node.args[0], argument(node, 1, "other")
+    a, b = _number(left), _number(right)
+    if node.kwargs.get("alpha", 1) != 1:
+        return None
+    if a is None:
+        values = known_integers(left)
+        return None if values is None or b is None else [combine(x, b) for x in values]
+    values = known_integers(right)
+    return None if values is None else [combine(a, x) for x in values]
 
 
 def _is_written(node: torch.fx.Node, seen: set[torch.fx.Node]) -> bool:

@@ -39,14 +39,14 @@ _ORDER_FREE = _REDUCTIONS | {
 }  # fmt: skip
 # What is asked of a value but not of its elements; tile order has as many tokens.
 _SIZES = {"size", "sym_size", "numel", "sym_numel"}
-_CONSTANT = {
+CONSTANT = {
     "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like",
     "new_zeros", "new_ones", "new_full", "new_empty",
 }  # fmt: skip
 BROADCAST = {"expand", "expand_as", "broadcast_to", "repeat", "tile", "repeat_interleave"}
 # Beside pointwise ones, operations that a grid cut up over axes passes in any order: they leave all of these axes as they
 # are, put them together again, or leave out all of them.
-_INDIFFERENT = _CONSTANT | BROADCAST | _REDUCTIONS | {
+_INDIFFERENT = CONSTANT | BROADCAST | _REDUCTIONS | {
     "view", "reshape", "flatten", "unflatten", "view_as", "reshape_as", "squeeze", "unsqueeze", "permute",
     "transpose", "movedim", "linear", "cat", "stack", "pad_sequence", "chunk", "split", "unbind", "getitem", "narrow",
     "select",
@@ -150,7 +150,7 @@ class TokenValues:
     def constant(self, node: torch.fx.Node) -> bool:
         """Does the operation make the same value for all tokens? Such values are in every order at once."""
         name = canonical_name(node)
-        if name in _CONSTANT:
+        if name in CONSTANT:
             return True
         sources = [s for s in self.view.producers(node) if self.trace.tensors(s)]
         if name in BROADCAST:

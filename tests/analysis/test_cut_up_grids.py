@@ -48,7 +48,7 @@ BOUND: dict[str, Hook] = {
     "frame written in place": lambda m, x: (y := x.clone(), y[:, :1].mul_(3), y)[2],
     "frames reversed": lambda m, x: x + torch.stack(x.unbind(1)[::-1], 1),
     "frames in the batch": lambda m, x: F.gelu((y := x.flatten(0, 1)) + y.mean(0)).view_as(x),
-    "rows as frames": lambda m, x: x.permute(0, 2, 1, 3, 4).reshape(x.shape),
+    "rows as frames": lambda m, x: x + x.permute(0, 2, 1, 3, 4).reshape(x.shape),
 }  # fmt: skip
 
 

@@ -6,55 +6,12 @@ others see the definition's window.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.end_to_end.compiled import compile_variants, relative_error
-from tests.end_to_end.oracle import window_mask
-from tests.end_to_end.tiny import SPARSE
-
-GRID = T, H, W = 3, 4, 6
-C, HEADS = 16, 2
-Body = Callable[["Model", Tensor], Tensor]  # [batch, frames, rows, cols, C] -> the same
-
-
-class Attention(nn.Module):
-    """[batch, frames, rows, cols, C]; positions: added to q and k, by their place in the sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.mask = nn.Linear(C, 3 * C), None
-
-    def forward(self, x: Tensor) -> Tensor:
-        places = [torch.arange(n, dtype=x.dtype) for n in x.shape[1:4]]
-        table = torch.stack(torch.meshgrid(*places, indexing="ij"), -1).flatten(0, 2).sum(1).cos()
-        q, k, v = self.qkv(x.flatten(1, 3)).chunk(3, -1)
-        q, k = q * table[:, None], k * table[:, None]
-        q, k, v = (u.unflatten(-1, (HEADS, -1)).transpose(1, 2) for u in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, self.mask)
-        return x + out.transpose(1, 2).reshape(x.shape)
-
-
-class Model(nn.Module):
-    def __init__(self, body: Body) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed = nn.Conv3d(4, C, 1)
-        self.attn = nn.ModuleList(Attention() for _ in range(3))
-        self.out = nn.Linear(C, 4)
-        self.body = body
-        self.register_buffer("order", torch.randperm(W))
-
-    def forward(self, latent: Tensor) -> Tensor:
-        x = self.embed(latent).permute(0, 2, 3, 4, 1)
-        x = self.attn[0](x)
-        x = self.body(self, x)
-        x = self.attn[2](x)
-        return self.out(x).permute(0, 4, 1, 2, 3)
+from tests.end_to_end.moving import Body, H, Model, check
 
 
 def shifted(model: Model, x: Tensor) -> Tensor:
@@ -159,18 +116,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("body", "windowed"), CASES, ids=[body.__name__ for body, _ in CASES])
-@torch.no_grad()
 def test_windows_are_over_places_of_the_video(body: Body, windowed: list[int]) -> None:
-    model, inputs = Model(body).eval(), {"latent": torch.randn(2, 4, *GRID)}
-    variant = compile_variants(model, inputs, {"sta": SPARSE})["sta"]
-    report = variant.report
-    assert [site.name for site in report.replaced] == [f"attn.{i}" for i in windowed]
-    assert {site.grid for site in report.replaced} == {GRID}
-    site = report.replaced[0]
-    for i in windowed:
-        model.attn[i].mask = window_mask(site.grid, site.tiles, site.window)
-    assert relative_error(variant.run(**inputs), model(**inputs)) < 1e-5
+    reasons = check(body, windowed)
     if body not in (put_behind, last_frame_first):  # their frames are another axis to the graph
-        reasons = [refused.reason for refused in report.refused]
         assert len(reasons) == 3 - len(windowed)
         assert all("rolled, flipped or picked" in reason for reason in reasons)
