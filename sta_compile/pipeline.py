@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch.fx
 
 from . import _torch
 from ._sizes import known_as_products, suppose
+from .analysis.axes import Size, axis_size, same_size
 from .analysis.find_attention import find_attention
 from .analysis.graph_view import GraphView, is_parameter
 from .analysis.hint_grid import infer_grids
@@ -254,11 +255,20 @@ def _facts(
         answers = [inference.classify(site) for site in sites]
         report.unfit_grid = unfit_grid(settings.grid, inference.lengths(sites))
         found = [a for a in answers if isinstance(a, VideoAttention)]
-        refused = [a for a in answers if isinstance(a, Refusal)]
-        if found:  # beside a known grid, attention without one is over text
-            refused = [r for r in refused if r.over_grid]
+        grids = [axis_size(attention.grid.axis) for attention in found]
+        refused = [
+            answer
+            for site, answer in zip(sites, answers, strict=True)
+            if isinstance(answer, Refusal)
+            and (answer.over_grid or not found or _has_one_of(inference.lengths([site]), grids))
+        ]
     calls = {site.name: view.times(site.node) for site in sites}
     return _Facts(trace, inference, calls, found, refused)
+
+
+def _has_one_of(lengths: Collection[Size], grids: Sequence[Size]) -> bool:
+    """Is an attention without a grid over as many tokens as a video beside it? Others are over text there."""
+    return any(same_size(length, grid) for length in lengths for grid in grids)
 
 
 def _nothing(sites: int, refused: Sequence[Refusal]) -> tuple[str, str]:

@@ -153,8 +153,8 @@ class Report:
 
     @property
     def lacks_grid(self) -> bool:
-        """Does it hold attention over tokens whose grid this graph alone does not show?"""
-        return any(not site.grid_known for site in self.refused)
+        """Does it hold attention over tokens whose grid this graph alone does not show, and none whose grid it does?"""
+        return not self.replaced and any(not site.grid_known for site in self.refused)
 
     def summary(self) -> str:
         """The one line that is said aloud: what became approximate, or that nothing did, why and what to do."""

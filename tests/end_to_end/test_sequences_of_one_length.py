@@ -107,3 +107,21 @@ def test_tokens_in_an_order_that_nothing_shows_are_no_rival():
     model = Middle(shuffle)
     report = compile_variants(model, {"latent": latent()}, {"sta": {**OPTIONS, "grid": GRID}})
     assert [site.name for site in report["sta"].report.replaced] == model.sites
+
+
+@torch.no_grad()
+def test_attention_over_as_many_tokens_as_the_video_is_in_the_report():
+    """Of a video whose tokens are picked by a table before the second block nothing says that they are text."""
+    order = torch.randperm(N, generator=torch.manual_seed(1))
+
+    def picked(model, x):
+        x = model.blocks[1](model.blocks[0](x)[:, model.order])
+        return x[:, model.order.argsort()]
+
+    model = Middle(picked)
+    model.register_buffer("order", order)
+    report = compile_variants(model, {"latent": latent()}, {"sta": SPARSE})["sta"].report
+    assert [site.name for site in report.replaced] == ["blocks.0.attn"]
+    assert [site.name for site in report.refused] == ["blocks.1.attn"]
+    assert report.self_attentions == 2
+    assert not report.lacks_grid
