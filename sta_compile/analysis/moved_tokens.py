@@ -39,16 +39,23 @@ _TOKEN_RANK = 2  # of inputs with tokens or latents, [tokens, channels] at least
 Moves = tuple[Move, ...]
 
 
+class Beside(NamedTuple):
+    """Along these atoms, channels or samples, stand tokens beside others that were moved along `moved`."""
+
+    along: frozenset[Atom]
+    moved: frozenset[Atom]
+
+
 class Way(NamedTuple):
     """What was done to the tokens of an input of the graph on their way to a value.
 
     embedded: did they pass a product with weights? Tokens do, tables of positions don't.
-    beside: atoms along which tokens stand that were moved otherwise: channels, or other samples.
+    beside: where tokens stand that were moved otherwise.
     """
 
     moves: Moves = ()
     embedded: bool = False
-    beside: frozenset[Atom] = frozenset()
+    beside: frozenset[Beside] = frozenset()
 
 
 State = Mapping[torch.fx.Node, Way]  # by input of the graph
@@ -164,16 +171,15 @@ class MovedTokens:
         moved = _union(move.axis for _, way in ways for move in way.moves)
         # A mean of tokens, or a scale for all of them, has no places.
         kinds = {way.moves for value, way in ways if way.moves or self._has_places(value, moved)}
-        embedded, beside = (
-            any(way.embedded for _, way in ways),
-            _union(way.beside for _, way in ways),
-        )
+        embedded = any(way.embedded for _, way in ways)
+        beside = frozenset(each for _, way in ways for each in way.beside)
         if len(kinds) == 1:
             return Way(kinds.pop(), embedded, beside)
         if () in kinds and sums:
             return Way((), embedded, beside)
         if () in kinds and across and moved.isdisjoint(self._names.atoms(across)):
-            return Way((), embedded, beside | set(atoms_of(resolve(across))))
+            side_by_side = Beside(frozenset(atoms_of(resolve(across))), moved)
+            return Way((), embedded, beside | {side_by_side})
         return Way((Move(moved, Named(node), 0),), embedded, beside)
 
     def _has_places(self, value: torch.fx.Node | None, axes: frozenset[Atom]) -> bool:
@@ -195,7 +201,7 @@ class MovedTokens:
         left = {}
         for source, way in state.items():
             moves = tuple(move for move in way.moves if product or move.axis & held)
-            beside = way.beside - lost if way.beside & lost else way.beside
+            beside = frozenset(each for each in way.beside if not each.along & lost)
             left[source] = Way(moves, way.embedded or product, beside)
         if product:  # tables of positions end here
             tokens = {source for source, way in state.items() if way.embedded}
@@ -245,7 +251,11 @@ def _counts(way: Way, along: frozenset[Atom], picked: bool, projected: bool) -> 
     """Is a way one of tokens in another order along these axes?"""
     moves = [move for move in way.moves if move.axis & along]
     by_index = [isinstance(m.order, Named) and _is_index(m.order.by) for m in moves]
-    return not all(by_index) or (picked and bool(moves)) or bool(way.beside and not projected)
+    return (
+        not all(by_index)
+        or (picked and bool(moves))
+        or (not projected and any(each.moved & along for each in way.beside))
+    )
 
 
 def _fills_memory(node: torch.fx.Node) -> bool:
