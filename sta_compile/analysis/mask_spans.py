@@ -13,6 +13,7 @@ import sympy
 import torch
 import torch.fx
 
+from .._sizes import least
 from .axes import Size, same_size, size_of
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 
@@ -141,9 +142,12 @@ def _permuted(node: torch.fx.Node, spans: Spans) -> Spans | None:
 
 
 def position_of(index: Any, size: Size) -> Size:
-    """A number or SymInt that indexes a dimension, counted from its start."""
-    at = size_of(fake_value(index))
-    return size + at if isinstance(at, int) and at < 0 else at
+    """A number or SymInt that indexes a dimension, counted from its start: -n stands for size - n, of a length n too."""
+    value = fake_value(index)
+    at = size_of(value)
+    if isinstance(at, int):
+        return size + at if at < 0 else at
+    return size + at if least(-at, value.node.shape_env) >= 0 else at
 
 
 def index_items(index: Any, rank: int) -> list[Any] | None:
