@@ -35,13 +35,13 @@ class Wrapped(torch.Tensor):
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
     def __init__(self, inner):
-        self.inner, self.names = inner, []
+        self.inner, self.seen = inner, []  # 2.11's tensors have `names`
 
     @classmethod
     def __torch_dispatch__(cls, function, types, arguments=(), kwargs=None):
         for x in arguments:
             if type(x) is cls:
-                x.names.append(str(function))
+                x.seen.append(str(function))
         return function(*(x.inner if type(x) is cls else x for x in arguments), **(kwargs or {}))
 
 
@@ -60,7 +60,7 @@ def test_modes_see_the_operator(q, grad):
 def test_subclasses_see_the_operator(q):
     wrapped = Wrapped(q)
     torch.testing.assert_close(attend(wrapped, q, q), attend(q))
-    assert wrapped.names == ["sta.attention.default"]
+    assert wrapped.seen == ["sta.attention.default"]
 
 
 def test_tracing_sees_the_operator(q):

@@ -85,6 +85,9 @@ def gathered_samples(model: Any, x: Tensor) -> Tensor:
     return gathered(x, 0)[: x.shape[0]]
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 13), reason="Dynamo of torch 2.11 can't trace this collective"
+)
 @torch.no_grad()
 def test_a_ring_is_sharded(group: Any) -> None:
     report = variants_of(Middle(attend=ring), latent=latent()).report
