@@ -88,7 +88,11 @@ def _key_gradients(spec: KernelSpec) -> Program:
 
 
 def _rows(spec: KernelSpec) -> Program:
-    constants = {"kBfloat16": spec.dtype == "bf16", "kHeadDim": spec.head_dim}
+    constants = {
+        "kBfloat16": spec.dtype == "bf16",
+        "kHeadDim": spec.head_dim,
+        "kBlockRows": spec.blocks.m,
+    }
     entries = {"sta_row_statistics": ROWS, "sta_convert_sum": ROWS}
     return Program("sm90/backward_rows.cuh", entries, constants, (), 0)
 

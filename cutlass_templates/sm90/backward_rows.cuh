@@ -7,8 +7,9 @@
 
 namespace sta {
 
-constexpr int kPieces = kHeadDim / 8;  // of 16 bytes
-constexpr int kLanes = kPieces <= 8 ? 8 : kPieces <= 16 ? 16 : 32;  // that share a row
+constexpr int kPieces = kHeadDim / 8;     // of 16 bytes
+constexpr int kLanes = 256 / kBlockRows;  // that share a row
+static_assert(kPieces <= kLanes && 32 % kLanes == 0);
 
 struct RowParameters {
   Input out, dout;
@@ -42,7 +43,7 @@ __device__ __forceinline__ float widen(unsigned short bits) {
 extern "C" __global__ void __launch_bounds__(256) sta_row_statistics(__grid_constant__ sta::RowParameters const p) {
   using namespace sta;
   int const lane = threadIdx.x % kLanes;
-  long long const row = static_cast<long long>(blockIdx.x) * (256 / kLanes) + threadIdx.x / kLanes;
+  long long const row = static_cast<long long>(blockIdx.x) * kBlockRows + threadIdx.x / kLanes;
   long long const rows = static_cast<long long>(p.batch_heads) * p.queries;
   if (row == rows && lane == 0) p.statistics[row] = make_float2(kInfinity, 0.f);
   bool const exists = row < rows;
@@ -71,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) sta_row_statistics(__grid_cons
 extern "C" __global__ void __launch_bounds__(256) sta_convert_sum(__grid_constant__ sta::RowParameters const p) {
   using namespace sta;
   int const lane = threadIdx.x % kLanes;
-  long long const row = static_cast<long long>(blockIdx.x) * (256 / kLanes) + threadIdx.x / kLanes;
+  long long const row = static_cast<long long>(blockIdx.x) * kBlockRows + threadIdx.x / kLanes;
   if (row >= static_cast<long long>(p.batch_heads) * p.queries || lane >= kPieces) return;
   Row const at = row_of(p, row);
   unsigned packed[4];
