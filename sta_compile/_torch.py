@@ -1,4 +1,4 @@
-"""Every private torch API that sta_compile uses, with the versions that it was tested on. All of them are in 2.14 too, where the tests pass.
+"""Every private torch API that sta_compile uses, with the versions that it was tested on. 2.14 has all of them.
 
 | API | torch |
 | --- | --- |
