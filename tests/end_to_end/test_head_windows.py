@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sta_compile.errors import InvalidOptionError
 from sta_compile.planning.choose_tiles import plan_attention
-from tests.end_to_end.compiled import DEFAULTS, compile_variants, relative_error
+from tests.end_to_end.compiled import RewritingBackend, compile_variants, relative_error
 from tests.end_to_end.oracle import window_mask
 from tests.end_to_end.tiny import TinyVideo
 
@@ -59,8 +59,7 @@ def test_equals_the_masked_model(kv_heads, text):
 
 def test_grids_known_only_at_run_time():
     model = TinyVideo(heads=4)
-    options = {**DEFAULTS, **LIST}
-    compiled = torch.compile(model, backend="sta", dynamic=True, options=options)
+    compiled = torch.compile(model, backend=RewritingBackend({"sta": LIST}), dynamic=True)
     for grid in (GRID, (2, 6, 5), (5, 3, 7)):
         x = latent(grid)
         torch._dynamo.mark_dynamic(x, (2, 3, 4))
@@ -71,7 +70,7 @@ def test_grids_known_only_at_run_time():
 def test_gradients():
     model = TinyVideo(heads=4, kv_heads=2).double()
     x = latent().double().requires_grad_()
-    compiled = torch.compile(model, backend="sta", options={**DEFAULTS, **LIST})
+    compiled = torch.compile(model, backend=RewritingBackend({"sta": LIST}))
     direction = torch.randn_like(x)
 
     def gradients(run):
