@@ -22,6 +22,16 @@ def simplified(size: Any, shape_env: Any) -> Any:
     return int(expr) if expr.is_Integer else expr
 
 
+def whole_quotient(size: Any, divisor: Any) -> Any | None:
+    """size / divisor, if that is a whole number whatever the symbols are: s0 * s1 / s1 = s0; None if it may be none."""
+    if isinstance(size, int) and isinstance(divisor, int):
+        return size // divisor if divisor and size % divisor == 0 else None
+    quotient = sympy.cancel(sympy.sympify(size) / divisor)
+    if not quotient.is_integer:
+        return None
+    return int(quotient) if quotient.is_Integer else quotient
+
+
 def depends_on_data(size: Any) -> bool:
     """Is a size, as an expression, made of one that is known at run time only?"""
     return bool(free_unbacked_symbols(size))

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import sympy
 import torch
 
-from .._sizes import simplified
+from .._sizes import simplified, whole_quotient
 
 Size: TypeAlias = int | sympy.Expr
 
@@ -298,17 +298,17 @@ def _split(factors: Sequence[Factor], sizes: Sequence[Size]) -> list[Axis]:
         taken: list[Factor] = []
         left = size
         while not (isinstance(left, int) and left == 1):
-            if not queue or not isinstance(left, int):
+            if not queue:
                 return [fresh(s) for s in sizes]
             head = queue[0]
             have = factor_size(head)
-            if not isinstance(have, int) or not isinstance(head, Atom):
+            if not isinstance(head, Atom):
                 return [fresh(s) for s in sizes]
-            if left % have == 0:
+            if (times := whole_quotient(left, have)) is not None:
                 taken.append(queue.pop(0))
-                left //= have
-            elif have % left == 0:
-                first, rest = _split_atom(head, [left, have // left])
+                left = times
+            elif (times := whole_quotient(have, left)) is not None:
+                first, rest = _split_atom(head, [left, times])
                 taken += first
                 queue[0:1] = list(rest)
                 left = 1

@@ -302,6 +302,27 @@ def complex_view(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     return dims[:-1] if canonical_name(node) == "view_as_complex" else (*dims, fresh(2))
 
 
+def pixel_unshuffle(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """[*, c, h p, w q] -> [*, c p q, h, w], for patches of p x q pixels."""
+    dims = operand(trace, node)
+    if dims is None:
+        return None
+    patch = size_of(fake_value(argument(node, 1, "downscale_factor")))
+    rows, columns = shape_of(node)[-2:]
+    cut = regroup(dims[-2:], (rows, patch, columns, patch))
+    return (*dims[:-3], (*dims[-3], *cut[1], *cut[3]), cut[0], cut[2])
+
+
+def pixel_shuffle(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
+    """[*, c p q, h, w] -> [*, c, h p, w q], for patches of p x q pixels."""
+    dims = operand(trace, node)
+    if dims is None:
+        return None
+    patch = size_of(fake_value(argument(node, 1, "upscale_factor")))
+    channels, p, q = regroup(dims[-3:-2], (shape_of(node)[-3], patch, patch))
+    return (*dims[:-3], channels, (*dims[-2], *p), (*dims[-1], *q))
+
+
 def embedding(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     """Rows of a table by index: `F.embedding(index, table)` and `aten.embedding(table, index)`."""
     first, second = (
@@ -351,6 +372,8 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (conv, "conv1d conv2d conv3d"),
     (attention, " ".join(ORDERS)),
     (multihead, MULTIHEAD),
+    (pixel_unshuffle, "pixel_unshuffle"),
+    (pixel_shuffle, "pixel_shuffle"),
     (meshgrid, "meshgrid"),
     (complex_view, "view_as_complex view_as_real"),
     (embedding, "embedding"),

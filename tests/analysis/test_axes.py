@@ -304,6 +304,16 @@ def test_sizes_may_be_expressions() -> None:
     assert axis_size(part_of(joint, 3, 7 + t * h * w)) == 4 + t * h * w
 
 
+def test_symbolic_axes_are_split_where_sizes_divide() -> None:
+    """Frames are in the batch of an operation that gives its output new axes: their tokens are put together later."""
+    b, f, n, m = sympy.symbols("b f n m", integer=True, positive=True)
+    batch, tokens = regroup((fresh(b * f), fresh(n)), (b, f * n))
+    assert [axis_size((factor,)) for factor in (*batch, *tokens)] == [b, f, n]
+    assert regroup((batch, tokens), (b, f, n)) == (batch, tokens[:1], tokens[1:])
+    swapped = regroup((fresh(n), fresh(m)), (m, n))
+    assert [axis_size(axis) for axis in swapped] == [m, n]
+
+
 def test_empty_and_single_axes() -> None:
     assert fresh(1) == ()
     assert axis_size(()) == 1
