@@ -26,7 +26,13 @@ from .find_timestep import readable_name
 from .graph_view import fake_value, is_parameter
 from .hints import DECLARE, Doubt, Hint, Hints
 from .infer_grid import GridInference
-from .position_values import Block, Triple, find_block, find_positions, may_hold_positions, rows_of
+from .position_values import (
+    Block,
+    Triple,
+    find_common_block,
+    find_positions,
+    may_hold_positions,
+)
 from .told_axes import ToldAxes
 from .trace_dims import DimTrace, trace_dims
 
@@ -222,7 +228,7 @@ class _Reader:
         if not _has_values(value) or not 0 <= start < stop <= value.shape[dim]:
             return None
         part = value.narrow(dim, start, stop - start)
-        block = find_block(rows_of(part, dim)) if may_hold_positions(part, dim) else None
+        block = find_common_block(part, dim) if may_hold_positions(part, dim) else None
         return None if block is None else replace(block, offset=start + block.offset)
 
     def _start(self, source: _Source, segment: int | None = None) -> int:

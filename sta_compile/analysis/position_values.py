@@ -22,6 +22,9 @@ Triple = tuple[int, int, int]
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6
 _MAX_STARTS = 64
 _MAX_RETURNS = 4
+_LEAST_SHARE = (
+    16  # less than a sixteenth of all rows with positions is a cell of tokens in another order
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,40 @@ def find_block(rows: Tensor) -> Block | None:
         if block is not None:
             found.append(_video_in(given, block))
     largest = max((block.tokens for block in found), default=0)
+    if _LEAST_SHARE * largest < int(changed.any(1).sum()):
+        return None
     return next((block for block in found if 2 * block.tokens >= largest), None)
+
+
+def find_common_block(values: Tensor, dim: int) -> Block | None:
+    """As `find_block`, of the tokens along `dim`. None where samples have grids of their own, which differ.
+
+    Where each sample's positions are its own, [batch, tokens, 3] say, all of them together may look like a grid that none of
+    them has: of 4x6x9 and of 4x9x6 tokens, one of 1x4x54.
+    """
+    block = find_block(rows_of(values, dim))
+    if block is None:
+        return None
+    for other in range(values.dim()):
+        if other == dim or values.shape[other] == 1:
+            continue
+        first, *rest = values.unbind(other)
+        along = dim - (other < dim)
+        if rows_of(first, along).shape[1] == 1:  # single columns say nothing by themselves
+            continue
+        unlike = [part for part in rest if not torch.equal(part, first)]
+        for part in (first, *unlike) if unlike else ():
+            own = find_block(rows_of(part, along))
+            if own is not None and not _agrees(own, block):
+                return None
+    return block
+
+
+def _agrees(own: Block, block: Block) -> bool:
+    """Is a part's block the whole's, or what the frames of that have in common?"""
+    if (own.offset, own.grid) == (block.offset, block.grid):
+        return True
+    return own.grid == (1, *block.grid[1:]) and own.tokens < block.tokens
 
 
 def _video_in(rows: Tensor, block: Block) -> Block:

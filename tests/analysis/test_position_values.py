@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from sta_compile.analysis.position_values import (
     Block,
     find_block,
+    find_common_block,
     find_positions,
     matches_grid,
     may_hold_positions,
@@ -221,3 +222,30 @@ def test_frames_without_a_number_are_no_grid_that_can_be_checked():
 def test_activations_are_not_copied_to_be_read():
     assert not may_hold_positions(torch.randn(2, 96, 8), 1)
     assert not may_hold_positions(torch.zeros(2, 3, 8), 1)
+
+
+@pytest.mark.parametrize(
+    "grids", [((4, 6, 9), (4, 9, 6)), ((4, 6, 9), (2, 12, 9)), ((3, 4, 6), (2, 4, 6))]
+)
+@pytest.mark.parametrize("table", [as_they_are, cos_and_sin])
+def test_samples_with_grids_of_their_own(grids: tuple[Triple, Triple], table) -> None:
+    """What their positions have in common is no sample's grid."""
+    longest = max(torch.Size(grid).numel() for grid in grids)
+    rows = [pad(table(ids(grid)), (0, 0, 0, longest - torch.Size(grid).numel())) for grid in grids]
+    assert find_common_block(torch.stack(rows), 1) is None
+    assert find_common_block(torch.stack(rows, 1), 0) is None
+    alike = torch.stack([rows[0], rows[0]])
+    assert find_common_block(alike, 1) == Block(0, grids[0])
+
+
+def test_samples_at_places_of_their_own() -> None:
+    """Crops, or other frames per second."""
+    values = torch.stack([ids((3, 4, 6)), ids((3, 4, 6)) * torch.tensor([0.5, 1, 1]) + 7])
+    assert find_common_block(values, 1) == Block(0, (3, 4, 6))
+    assert find_common_block(values.movedim(2, 0), 2) == Block(0, (3, 4, 6))
+
+
+def test_tokens_in_cells_of_four_are_no_grid() -> None:
+    """As Qwen2-VL merges them."""
+    order = torch.arange(4 * 6 * 8).view(4, 3, 2, 4, 2).transpose(2, 3).flatten()
+    assert find_block(ids((4, 6, 8))[order]) is None
