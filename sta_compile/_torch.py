@@ -130,6 +130,18 @@ def specialise(size: Any, shape_env: Any) -> int:
     return int(shape_env.create_symintnode(size, hint=None))
 
 
+def equate(left: Any, right: Any, shape_env: Any) -> None:
+    """States with a guard that two sizes are equal, if they are for the example inputs, and neither depends on data.
+
+    It makes no number of a size that the user marked dynamic.
+    """
+    values = [known_value(size, shape_env) for size in (left, right)]
+    difference = left - right
+    fixed = len(difference.free_symbols) == 1 and must_stay_dynamic(difference, shape_env)
+    if None not in values and values[0] == values[1] and not fixed:
+        bool(shape_env.create_symintnode(difference, hint=None) == 0)
+
+
 def known_value(size: Any, shape_env: Any) -> int | None:
     """The value of a size for the example inputs, without a guard; None if it depends on data."""
     if isinstance(size, int):

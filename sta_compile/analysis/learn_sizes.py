@@ -1,6 +1,8 @@
-"""What sizes that depend on data have to do with each other: `mask` has five Trues, whatever `u0` to `u8` are called.
+"""What sizes have to do with each other that have symbols of their own.
 
-Dynamo gives every such size a symbol of its own, though a model may ask for the same number again and again:
+Keys, values and the mask of an attention are of as many tokens: a cache of keys and one of values, both inputs that grow,
+have symbols that nothing relates until then. Of sizes that depend on data, `mask` has five Trues, whatever `u0` to `u8` are
+called. Dynamo gives every such size a symbol of its own, though a model may ask for the same number again and again:
 
 - `text[mask]`, `flags[mask]` and `nonzero(mask)` have a row for each True, and `text[~mask]` has the other rows;
 - `x[:, -n:]` has n columns and `x[:, :-n]` has the others, unless n is 0: then Python takes all of them, or none. Where the
@@ -21,7 +23,8 @@ import torch
 import torch.fx
 
 from .. import _sizes, _torch
-from .axes import Size, size_of
+from .attention_calls import operands_of
+from .axes import Size, same_size, size_of
 from .graph_view import GraphView, argument, canonical_name, fake_value, is_inplace, is_tensor
 from .lower_bound import outside
 from .mask_spans import index_items, sizes_of
@@ -35,9 +38,16 @@ _PURE = {
 
 
 def learn_sizes(view: GraphView) -> None:
-    """States what the graph says of its sizes. Nothing happens where no size depends on data."""
+    """States what the graph says of its sizes: what its attentions need with a guard, and what is so of those that depend
+    on data."""
     env = _torch.shape_env_of(view.gm)
-    if env is None or not any(map(_depends_on_data, view.nodes)):
+    if env is None:
+        return
+    for node in view.nodes:
+        for left, right in _needed(node):
+            if not same_size(left, right):
+                _torch.equate(left, right, env)
+    if not any(map(_depends_on_data, view.nodes)):
         return
     _Picks(view, env).learn()
     cuts = [cut for node in view.nodes for cut in _cuts(node)]
@@ -48,6 +58,19 @@ def learn_sizes(view: GraphView) -> None:
         known = known or any(back == _sizes.simplified(other, env) for other in positive)
         if known and _sizes.least(_sizes.simplified(cut.whole - back, env), env) >= 0:
             _sizes.equate(cut.size, cut.whole - back if cut.front else back, env)
+
+
+def _needed(node: torch.fx.Node) -> Iterator[tuple[Size, Size]]:
+    """Sizes that a call of attention needs to be equal; eager raises where they are not."""
+    call = operands_of(node)
+    if call is None:
+        return
+    queries, keys, values = (sizes_of(n)[call.order.tokens] for n in (call.q, call.k, call.v))
+    yield keys, values
+    mask = () if call.mask is None else sizes_of(call.mask)
+    for size, tokens in zip(reversed(mask), (keys, queries), strict=False):
+        if not same_size(size, 1):
+            yield size, tokens
 
 
 def _depends_on_data(node: torch.fx.Node) -> bool:

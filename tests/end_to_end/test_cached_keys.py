@@ -1,0 +1,52 @@
+"""Chunks of a video that attend to the keys of the chunks before them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.end_to_end.compiled import RewritingBackend, relative_error
+from tests.end_to_end.oracle import window_mask
+from tests.end_to_end.tiny import CHANNELS, SPARSE, TinyVideo
+
+
+class Cached(TinyVideo):
+    """A chunk of a video attends to the keys of the chunks before it, [batch, heads, tokens, head_dim], and to its own."""
+
+    def forward(self, latent: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None = None):
+        attn = self.blocks[0].attn
+        x = self.patchify(latent).flatten(2).transpose(1, 2)
+        q, k, v = (
+            proj(x).unflatten(2, (-1, 8)).transpose(1, 2)
+            for proj in (attn.to_q, attn.to_k, attn.to_v)
+        )
+        k, v = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        out = F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2)
+        return attn.to_out(out)
+
+
+@pytest.mark.parametrize("marked", [(), (0, 1), (1,)])
+@torch.no_grad()
+def test_cached_keys_that_grow(marked):
+    """Keys and values are inputs that have symbols of their own. A size that is marked dynamic stays one."""
+    model, backend = Cached(), RewritingBackend({"sta": SPARSE})
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    grid = (2, 4, 6)
+    torch._dynamo.reset()
+    for count in (48, 96, 144):
+        inputs = torch.randn(1, CHANNELS, *grid), *torch.randn(2, 1, 2, count, 8)
+        for i in marked:
+            torch._dynamo.mark_dynamic(inputs[1 + i], 2)
+        found = compiled(*inputs)
+        report = backend.reports["sta"][-1]
+        if marked == (1,) and count == 48:  # the keys are of a fixed number as yet
+            assert not report.replaced
+            continue
+        (site,) = report.replaced
+        assert [role for role, _ in site.segments] == ["keys", "video"]
+        window = window_mask(grid, site.tiles, site.window)
+        seen = torch.cat([torch.ones(48, count, dtype=torch.bool), window], 1)
+        assert relative_error(found, model(*inputs, seen)) < 1e-5
+    assert len(backend.graphs["sta"]) == (1 if marked == (0, 1) else 2)
