@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import StaError
 from .report import NoiseReport, RefusedSite, ReplacedSite, Report
-from .settings import Settings
+from .settings import Settings, given_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -197,16 +197,17 @@ def explain(
     timesteps: Iterable[Any] | None = None,
     fullgraph: bool = False,
     device: str | None = None,
+    **more: Any,
 ) -> Callable[..., Explanation]:
     """Returns a function to be called like the model; meta and fake tensors will do.
 
-    options: as for `torch.compile(model, backend="sta", options=...)`.
+    options: as for `torch.compile(model, backend="sta", options=...)`. more: options, as for `sta_compile.compile`.
     timesteps: a scheduler's `timesteps`, to list which of them are dense.
     fullgraph: as for `torch.compile`; without it a model may have several graphs.
     device: as if the inputs were there; "meta" stands for the GPU that the option `target` names. None: where they are.
     Raises StaError for what is no model, and for a mistake in the options or the timesteps.
     """
-    settings, _ = Settings.resolve(options)
+    settings, _ = Settings.resolve({**given_options(options), **more})
     if not callable(model) or isinstance(model, type) or hasattr(model, "components"):
         what = f"a {type(model).__name__}" if not isinstance(model, type) else "a class"
         raise StaError(

@@ -40,7 +40,8 @@ class Settings:
         '(frames, rows, cols) in tokens, a list of them with one for each head, "auto" or "full"',
         "How much of the video each query attends to, centred on its tile, after patchify. "
         '"auto" keeps at most 42 % of the pairs (58 % sparsity, the paper\'s training-free setting); '
-        '"full" is exact.',
+        '"full" is exact. In a list, a window as large as the grid is exact; heads share the tiles of the window that most '
+        "have.",
     )
     tile: Triple | None = _option(
         None,
@@ -65,9 +66,8 @@ class Settings:
     dense_above: float | None = _option(
         0.95,
         read.optional_level,
-        "noise level in 0..1, or None",
-        "Steps above this noise level use full attention. None: no dense steps. "
-        "sta_compile.dense_above(scheduler, steps=12) turns a number of steps into a level.",
+        "a noise level in 0..1, or None; sta_compile.dense_above(scheduler, steps=12) gives that of a number of steps",
+        "Steps above this noise level use full attention. None: no dense steps.",
     )
     dense_below: float = _option(
         0.0,
@@ -93,7 +93,7 @@ class Settings:
     min_tokens: int = _option(
         8192,
         read.count,
-        "whole number",
+        "a whole number, 0 or more",
         "Shorter video sequences keep exact attention.",
     )
     kernel: str = _option(

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 
 import sta_compile
 from sta_compile import explain
+from sta_compile.errors import UnknownOptionError
 from sta_compile.explanation import Explanation, Schedule
 from sta_compile.report import NoiseReport, ReplacedSite, Report
+from tests.end_to_end.tiny import TinyVideo
 
 X = torch.ones(1, 4)
 
@@ -264,3 +266,11 @@ def test_options_are_checked_before_anything_is_traced():
 def test_an_empty_schedule_gains_nothing():
     assert Schedule((), (), 0.4, "0..1").speedup == 1.0
     assert "none" in str(Schedule((1.0,), (False,), 0.5, "0..1"))
+
+
+def test_options_are_keywords_too():
+    explained = sta_compile.explain(TinyVideo(), window=(1, 3, 3), tile=(1, 2, 2), min_tokens=0)
+    (site,) = explained(torch.randn(1, 4, 3, 4, 6)).replaced
+    assert site.tile == (1, 2, 2)
+    with pytest.raises(UnknownOptionError, match="did you mean 'window'"):
+        sta_compile.explain(TinyVideo(), windows=(1, 3, 3))
