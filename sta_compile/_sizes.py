@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from math import lcm
 from typing import Any
 
 import sympy
@@ -62,6 +63,66 @@ def equate(left: Any, right: Any, shape_env: Any) -> None:
     for other in learnt:
         learnt[other] = learnt[other].xreplace({symbol: value})
     learnt[symbol] = value
+
+
+class Combinations:
+    """Which sizes are sums of given ones, each times a number, and of a constant.
+
+    sums = Combinations()
+    sums.add(s0 + 216)        True: it says something that those before it don't
+    sums.of(s0)               (-216, {0: 1}, 1): -216, and once the size that was added first, divided by 1
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        # Each with the term that it removes from those after it, and what it is made of; -1 stands for the number 1.
+        self._rows: list[tuple[Any, dict[Any, Any], dict[int, Any]]] = []
+        self._keep(*self._reduced({sympy.S.One: sympy.S.One}, {-1: sympy.S.One}))
+
+    def add(self, size: Any) -> bool:
+        """Adds a size; False if it is a combination of those before."""
+        made_of = {self._count: sympy.S.One}
+        self._count += 1
+        return self._keep(*self._reduced(_terms(size), made_of))
+
+    def of(self, size: Any) -> tuple[int, dict[int, int], int] | None:
+        """(constant, {number of an added size: factor}, divisor of all that); None for a size that is no combination."""
+        rest, made_of = self._reduced(_terms(size), {})
+        if rest:
+            return None
+        divisor = lcm(*(int(n.q) for n in made_of.values()))
+        factors = {i: int(-n * divisor) for i, n in made_of.items() if n}
+        return factors.pop(-1, 0), factors, divisor
+
+    def _reduced(
+        self, terms: dict[Any, Any], made_of: dict[int, Any]
+    ) -> tuple[dict[Any, Any], dict[int, Any]]:
+        for term, row, of_row in self._rows:
+            factor = terms.get(term, 0)
+            if factor:
+                terms, made_of = _minus(terms, row, factor), _minus(made_of, of_row, factor)
+        return terms, made_of
+
+    def _keep(self, terms: dict[Any, Any], made_of: dict[int, Any]) -> bool:
+        if not terms:
+            return False
+        term, factor = next(iter(terms.items()))
+        row = {t: n / factor for t, n in terms.items()}
+        self._rows.append((term, row, {i: n / factor for i, n in made_of.items()}))
+        return True
+
+
+def _terms(size: Any) -> dict[Any, Any]:
+    """2 * s0 * s1 + 8 -> {s0 * s1: 2, 1: 8}."""
+    return {
+        term: n for term, n in sympy.expand(sympy.sympify(size)).as_coefficients_dict().items() if n
+    }
+
+
+def _minus(a: dict[Any, Any], b: dict[Any, Any], factor: Any) -> dict[Any, Any]:
+    """a - factor * b, without zeros."""
+    out = {key: a.get(key, 0) - factor * b.get(key, 0) for key in {**a, **b}}
+    return {key: n for key, n in out.items() if n}
 
 
 def known_as_products(shape_env: Any) -> set[Any]:

@@ -24,7 +24,8 @@ from .rewriting.flag_nodes import FlagNodes
 from .rewriting.insert_dense import insert_check, insert_dense
 from .rewriting.insert_layout import insert_layout
 from .rewriting.mask_nodes import MaskNodes
-from .rewriting.replace_attention import Number, SizeNodes, replace_attention
+from .rewriting.replace_attention import replace_attention
+from .rewriting.size_nodes import Number, SizeNodes
 from .rewriting.spread_values import spread_values
 from .rewriting.thread_value import ValueThreads
 from .rewriting.translate_rows import translate_rows

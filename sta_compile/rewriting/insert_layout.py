@@ -10,7 +10,7 @@ import torch.fx
 from ..analysis.graph_view import GraphView
 from ..analysis.propagate_layout import Conversion
 from .fake_values import add_call
-from .replace_attention import Number, SizeNodes
+from .size_nodes import Number, SizeNodes
 from .tile_order import emit_tile
 
 

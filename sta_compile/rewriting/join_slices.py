@@ -25,7 +25,7 @@ from ..analysis.graph_view import argument, canonical_name, fake_value, is_inpla
 from ..analysis.token_values import storage_of, written_storages
 from ..analysis.trace_dims import DimTrace
 from .fake_values import VALUE, add_call, fake_mode_of, run
-from .replace_attention import Number
+from .size_nodes import Number
 
 _DEFINED_EVERYWHERE = {
     "add", "sub", "mul", "neg", "addcmul", "lerp", "to", "type_as", "float", "half", "bfloat16", "double",

@@ -20,10 +20,9 @@ from ..analysis.mask_facts import Below, Fact
 from ..analysis.segments import Tokens
 from ..analysis.token_values import storage_of, written_storages
 from .fake_values import add_call
+from .size_nodes import Number
 from .thread_value import ValueThreads
 from .tile_order import emit_tile
-
-Number = int | torch.fx.Node
 
 
 class MaskNodes:

@@ -6,85 +6,16 @@ import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import sympy
 import torch
 import torch.fx
 
-from .. import _torch
-from .._sizes import simplified
 from ..analysis.attention_site import Order
-from ..analysis.axes import Axis, Size, resolve, same_size, size_of
 from ..analysis.graph_view import GraphView, fake_value, is_inplace
 from ..analysis.infer_grid import VideoAttention
-from ..analysis.trace_dims import DimTrace
 from .fake_values import add_call
 from .projections import project, project_back, with_heads
+from .size_nodes import Number
 from .tensor_order import from_batch_heads_tokens, to_batch_heads_tokens
-from .thread_value import ValueThreads
-
-Number = int | torch.fx.Node
-
-
-class SizeNodes:
-    """Nodes that hold sizes: ints where known, else `x.size(dim)` of a value that has such an axis."""
-
-    def __init__(self, trace: DimTrace, threads: ValueThreads) -> None:
-        self.trace, self.view, self.threads = trace, trace.view, threads
-        self._env = _torch.shape_env_of(self.view.gm)
-        self._known: dict[tuple[Size, torch.fx.GraphModule], torch.fx.Node] = {}
-        self._stated: list[tuple[Size, torch.fx.Node]] = []
-
-    def state(self, size: Size, node: torch.fx.Node) -> None:
-        """Says which node of the root graph holds a size that no value has; before whatever asks for it."""
-        self._stated.append((simplified(size, self._env), node))
-
-    def of_axis(self, axis: Axis, before: torch.fx.Node) -> torch.fx.Node | None:
-        """The length of an axis, read in the root graph before a node; None if no value there has it alone."""
-        wanted = resolve(axis)
-        limit = self.view.position.get(before, len(self.view.nodes))
-        for node in self.view.nodes:
-            if self.view.owner[node] is not self.view.gm or self.view.position[node] >= limit:
-                continue
-            dims = self.trace.dims(node)
-            for dim, candidate in enumerate(dims or ()):
-                if candidate == wanted:
-                    return self._size_node(node, dim)
-        return None
-
-    def of_size(self, size: Size, owner: torch.fx.GraphModule, before: torch.fx.Node) -> Number:
-        """A number known as an expression, as a node of `owner` from a value before `before` that has a dimension of it."""
-        size = simplified(size, self._env)
-        if isinstance(size, int):
-            return size
-        if (size, owner) in self._known:
-            return self._known[size, owner]
-        for stated, node in self._stated:
-            if same_size(stated, size):
-                return self.threads.reach(node, owner)
-        for node in owner.graph.nodes:
-            if node is before:
-                break
-            value = fake_value(node)
-            if not isinstance(value, torch.Tensor):
-                continue
-            for dim, candidate in enumerate(value.shape):
-                if same_size(size_of(candidate), size):
-                    self._known[size, owner] = self._size_node(node, dim)
-                    return self._known[size, owner]
-        raise LookupError(f"no value has a dimension of {sympy.sstr(size)} before {before.name}")
-
-    def _size_node(self, node: torch.fx.Node, dim: int) -> torch.fx.Node:
-        following = node.next
-        while following.op == "placeholder":
-            following = following.next
-        if (
-            following.op == "call_method"
-            and following.target == "size"
-            and following.args == (node, dim)
-        ):
-            return following
-        with node.graph.inserting_before(following):
-            return add_call(node.graph, "call_method", "size", (node, dim), like=node)
 
 
 def replace_attention(

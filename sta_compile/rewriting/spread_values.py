@@ -25,7 +25,7 @@ from ..analysis.axes import Size, same_size, size_of
 from ..analysis.graph_view import GraphView, fake_value
 from ..analysis.partial_values import Pattern, Spread
 from .fake_values import VALUE, add_call, fake_mode_of, run
-from .replace_attention import Number, SizeNodes
+from .size_nodes import Number, SizeNodes
 from .tile_order import emit_tile
 
 

@@ -12,7 +12,7 @@ from ..analysis.graph_view import GraphView, fake_value
 from ..analysis.picked_rows import PickedRows, index_of
 from .fake_values import VALUE, add_call, fake_mode_of, run
 from .insert_layout import added
-from .replace_attention import Number, SizeNodes
+from .size_nodes import Number, SizeNodes
 from .tile_order import emit_tile
 
 

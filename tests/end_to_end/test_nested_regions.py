@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import Tensor, nn
 from torch.compiler import nested_compile_region
 
+import sta_compile
 from tests.end_to_end.compiled import compile_variants, relative_error
+from tests.end_to_end.models import randomize
 from tests.end_to_end.oracle import Oracle, window_mask
-from tests.end_to_end.tiny import CHANNELS, SPARSE, Block, TinyVideo, valid
+from tests.end_to_end.tiny import CHANNELS, SPARSE, Block, TinyVideo, sdpa, valid
 
 
 class Region(Block):
@@ -34,3 +38,73 @@ def test_blocks_that_share_a_body():
             expected = plain(**inputs)
         assert relative_error(variants["sparse"].run(**inputs), expected) < 1e-5
         assert relative_error(variants["full"].run(**inputs), plain(**inputs)) < 1e-5
+
+
+class DoubleBlock(Block):
+    """Takes the text and the video as two tensors, and attends to both."""
+
+    def forward(self, text: Tensor, video: Tensor) -> tuple[Tensor, Tensor]:
+        both = super().forward(torch.cat([text, video], 1))
+        return both[:, : text.shape[1]], both[:, text.shape[1] :]
+
+
+class Joined(TinyVideo):
+    """Single blocks take one tensor: tokens before the video, the video, tokens after it. Double ones come before them."""
+
+    def __init__(self, doubles: int = 0) -> None:
+        super().__init__(layers=2)
+        size = {"heads": 2, "head_dim": 8, "kv_heads": 2}
+        self.doubles = nn.ModuleList(DoubleBlock(16, attend=sdpa, **size) for _ in range(doubles))
+        randomize(self)
+
+    @property
+    def sites(self) -> list[str]:
+        return [*(f"doubles.{i}.attn" for i in range(len(self.doubles))), *super().sites]
+
+    def forward(self, latent: Tensor, before: Tensor | None, after: Tensor | None) -> Tensor:
+        x = self.patchify(latent).flatten(2).transpose(1, 2)
+        tokens = x.shape[1]
+        for block in self.doubles:
+            before, x = block(before, x)
+        start = 0 if before is None else before.shape[1]
+        x = torch.cat([part for part in (before, x, after) if part is not None], 1)
+        for block in self.blocks:
+            x = block(x)
+        x = self.out(x[:, start : start + tokens]).unflatten(1, latent.shape[2:])
+        return x.permute(0, 4, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("doubles", "lengths", "cols"),
+    [
+        (0, [(5, 0), (8, 0), (6, 0)], [7, 7, 7]),
+        (0, [(0, 5), (0, 8), (0, 6)], [7, 7, 7]),
+        (2, [(5, 0), (8, 0), (6, 0)], [7, 7, 7]),
+        (0, [(5, 4), (8, 3), (6, 7)], [7, 7, 7]),  # the sum does not say how many stand where
+        (0, [(5, 4), (8, 3), (6, 7)], [7, 9, 11]),
+    ],
+    ids=["before", "after", "double blocks", "on both sides", "grids that change too"],
+)
+def test_tokens_beside_the_video_whose_number_changes(doubles, lengths, cols, stages_only):
+    """A body sees how many tokens there are in all, and no tensor of the text alone."""
+    sta_compile.reset_reports()
+    model, plain = Joined(doubles), Joined(doubles)
+    options = {**SPARSE, "min_tokens": 0, "dense_above": None}
+    sta_compile.compile(model, **options)
+    for width, (before, after) in zip(cols, lengths, strict=True):
+        grid = (3, 5, width)
+        inputs = {
+            "latent": torch.randn(2, CHANNELS, *grid),
+            "before": torch.randn(2, before, 16) if before else None,
+            "after": torch.randn(2, after, 16) if after else None,
+        }
+        found = model(**inputs)
+        (window,) = {site.window for report in sta_compile.reports() for site in report.replaced}
+        tiles = tuple(-(-n // tile) for n, tile in zip(grid, SPARSE["tile"], strict=True))
+        places = dict.fromkeys(plain.sites, (before, before))
+        with Oracle(plain, plain.sites, window_mask(grid, tiles, window), places=places):
+            assert relative_error(found, plain(**inputs)) < 1e-5
+    reports = sta_compile.reports()
+    assert len(reports) == max(2, len(set(cols)))  # one for any number of tokens beside each grid
+    assert all(report.replacements == len(plain.sites) for report in reports)
+    assert all(len(report.replaced) < len(plain.sites) for report in reports)
