@@ -59,7 +59,7 @@ def _compile(
     from .analysis.told_axes import UNSEEN
     from .call_grids import declared_tokens
     from .pipeline import CALL_SDPA, NOTHING_FOUND
-    from .regions import RegionsHideTokens
+    from .regions import RegionsHideTokens, RegionsLackGradients, lack_gradients
     from .report import record
     from .rewriting.add_input import example_of, take_over
     from .settings import OPTIONS, Settings, options_of_mode
@@ -73,6 +73,8 @@ def _compile(
     at_break, names = _torch.ends_at_graph_break(gm), names_of_inputs(gm)
     if call is not None:
         call.compiles += 1
+        if call.in_regions and call.may_train and lack_gradients(gm, example_inputs):
+            raise RegionsLackGradients("torch has no gradients of complex values in them")
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if call is not None and report.lacks_grid and call.ask_prefix():
         gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)

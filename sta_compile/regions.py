@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import _torch
+from .analysis.graph_view import fake_value
 from .shared_scope import SharedScope
 
 # A block whose attributes differ from those of the others makes one more body; torch 2.13 raises at the ninth.
@@ -56,6 +58,19 @@ def repeated_blocks(model: nn.Module, least: int = 2) -> list[nn.Module]:
 
 class RegionsHideTokens(Exception):
     """One body serves the video and as many other tokens, so that its attention can't be replaced."""
+
+
+class RegionsLackGradients(Exception):
+    """Torch has no backward pass for regions with complex values: none takes a conjugated tensor (torch 2.13)."""
+
+
+def lack_gradients(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Do bodies of a graph hold complex values, such as a rotation by `view_as_complex`, where gradients are recorded?"""
+    if not any(isinstance(x, Tensor) and x.requires_grad for x in example_inputs):
+        return False
+    bodies = (module for module in _torch.graph_modules(gm) if module is not gm)
+    values = (fake_value(node) for body in bodies for node in body.graph.nodes)
+    return any(isinstance(value, Tensor) and value.is_complex() for value in values)
 
 
 class Regions:

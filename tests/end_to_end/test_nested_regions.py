@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.compiler import nested_compile_region
 
 import sta_compile
+from sta_compile import _torch
 from tests.end_to_end.compiled import compile_variants, relative_error
 from tests.end_to_end.models import randomize
 from tests.end_to_end.oracle import Oracle, window_mask
@@ -108,3 +110,44 @@ def test_tokens_beside_the_video_whose_number_changes(doubles, lengths, cols, st
     assert len(reports) == max(2, len(set(cols)))  # one for any number of tokens beside each grid
     assert all(report.replacements == len(plain.sites) for report in reports)
     assert all(len(report.replaced) < len(plain.sites) for report in reports)
+
+
+def rotated(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Positions as rotations of complex numbers."""
+    angles = torch.outer(torch.arange(q.shape[2]).float(), torch.tensor([1.0, 0.3, 0.1, 0.03]))
+    turns = torch.polar(torch.ones_like(angles), angles)
+
+    def turn(x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(
+            3
+        )
+
+    return sdpa(turn(q), turn(k), v, mask)
+
+
+def test_complex_values_in_training(monkeypatch, caplog):
+    """Regions that hold them have no backward pass; without gradients they stay."""
+    caplog.set_level("INFO", "sta_compile")
+    monkeypatch.setattr(
+        _torch, "compile_with_inductor", lambda gm, inputs, **_: aot_eager(gm, inputs)
+    )
+    model, plain = (TinyVideo(layers=2, attend=rotated) for _ in range(2))
+    latent = torch.randn(2, CHANNELS, 3, 5, 7)
+    sta_compile.reset_reports()
+    sta_compile.compile(model, **SPARSE, min_tokens=0, dense_above=None)
+    with torch.no_grad():
+        without = model(latent)
+    (report,) = sta_compile.reports()
+    assert [site.calls for site in report.replaced] == [2]
+    assert not caplog.records
+    found = model(latent)
+    assert "torch has no gradients of complex values" in caplog.text
+    site = sta_compile.reports()[-1].replaced[0]
+    with Oracle(plain, plain.sites, window_mask(site.grid, site.tiles, site.window)):
+        expected = plain(latent)
+    assert relative_error(without, expected) < 1e-5
+    assert relative_error(found, expected) < 1e-5
+    for out in (found, expected):
+        (out * latent).sum().backward()
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
