@@ -39,6 +39,7 @@ from .token_parts import TokenParts
 from .token_streams import TokenStreams
 from .told_axes import REASONS, ToldAxes
 from .trace_dims import DimTrace
+from .written_keys import WRITTEN, WrittenKeys
 
 _NO_HINTS, _NOTHING_TOLD = Hints(), ToldAxes()
 _WITHOUT_LATENT = ("unpatchify", "option grid", "positions of the rope tables", OF_CALL)
@@ -95,6 +96,7 @@ class GridInference:
             self.streams, self.grids.folded, self.grids.latents, (asks for _, asks, _ in attended)
         )
         self._moved = MovedTokens(self._parts)
+        self._written_keys = WrittenKeys(self.streams)
         self._videos: list[Axis] = []  # of the attentions so far
         self._sequences = SequenceReader(trace.view, hints.values)
 
@@ -127,8 +129,11 @@ class GridInference:
                     "its queries are a part of the video's tokens",
                     "attend with all of them in one call, or put the parts together in their order by torch.cat",
                 )
-            grids = [g for g in grids if any(same_axis(parts[g], part) for part in keys)]
+            asking = grids
+            grids = [g for g in asking if any(same_axis(parts[g], part) for part in keys)]
             if not grids:
+                if any(self._written_keys.has(site, parts[g]) for g in asking):
+                    return Refusal(site.name, WRITTEN.reason, WRITTEN.hint)
                 return self._made_of_video(site, site.q, site.k)
         # Text as long as the video has its axis too, once both share a table of positions.
         of_latent = [g for g in grids if self._from_latent(site, parts, g)]

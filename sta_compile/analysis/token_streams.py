@@ -173,15 +173,18 @@ class TokenStreams:
     def made_of(self, node: torch.fx.Node, axis: Axis) -> bool:
         """Was a value made of tokens that have an axis, token by token, in whatever order?"""
         wanted = resolve(axis)
-        return any(self.holds(value, wanted) for value in self._made_of(node, apart_from=wanted))
+        return any(self.holds(value, wanted) for value in self.behind(node, apart_from=wanted))
 
     def inputs_of(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """The inputs of the graph, weights apart, whose tokens a value was made of, token by token."""
-        given = (n for n in self._made_of(node) if self.trace.view.is_root_input(n))
+        given = (n for n in self.behind(node) if self.trace.view.is_root_input(n))
         return [n for n in given if is_tensor(n) and not is_parameter(n)]
 
-    def _made_of(self, node: torch.fx.Node, apart_from: Axis = ()) -> Iterator[torch.fx.Node]:
-        """Values behind one; apart_from: not those of which it takes other tokens only, as the text of a sequence."""
+    def behind(self, node: torch.fx.Node, apart_from: Axis = ()) -> Iterator[torch.fx.Node]:
+        """Values that one was made of, token by token.
+
+        apart_from: not those of which it takes other tokens only, as the text of a sequence.
+        """
         view = self.trace.view
         seen, stack = {node}, [node]
         while stack:

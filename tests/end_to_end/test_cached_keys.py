@@ -15,14 +15,17 @@ from tests.end_to_end.tiny import CHANNELS, SPARSE, TinyVideo
 class Cached(TinyVideo):
     """A chunk of a video attends to the keys of the chunks before it, [batch, heads, tokens, head_dim], and to its own."""
 
-    def forward(self, latent: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None = None):
+    def together(self, cache: Tensor, own: Tensor, start: int) -> Tensor:
+        return torch.cat([cache, own], 2)
+
+    def forward(self, latent: Tensor, keys: Tensor, values: Tensor, seen=None, start: int = 0):
         attn = self.blocks[0].attn
         x = self.patchify(latent).flatten(2).transpose(1, 2)
         q, k, v = (
             proj(x).unflatten(2, (-1, 8)).transpose(1, 2)
             for proj in (attn.to_q, attn.to_k, attn.to_v)
         )
-        k, v = torch.cat([keys, k], 2), torch.cat([values, v], 2)
+        k, v = self.together(keys, k, start), self.together(values, v, start)
         out = F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2)
         return attn.to_out(out)
 
@@ -50,3 +53,52 @@ def test_cached_keys_that_grow(marked):
         seen = torch.cat([torch.ones(48, count, dtype=torch.bool), window], 1)
         assert relative_error(found, model(*inputs, seen)) < 1e-5
     assert len(backend.graphs["sta"]) == (1 if marked == (0, 1) else 2)
+
+
+class Written(Cached):
+    """The cache is as long as the whole video."""
+
+    def together(self, cache: Tensor, own: Tensor, start: int) -> Tensor:
+        cache[:, :, start : start + own.shape[2]] = own
+        return cache[:, :, : start + own.shape[2]]
+
+
+class WrittenBesides(Cached):
+    def together(self, cache: Tensor, own: Tensor, start: int) -> Tensor:
+        before = cache[:, :, :start]
+        cache[:, :, start : start + own.shape[2]] = own
+        return torch.cat([before, own], 2)
+
+
+class Copied(Cached):
+    def together(self, cache: Tensor, own: Tensor, start: int) -> Tensor:
+        cache.narrow(2, start, own.shape[2]).copy_(own)
+        return cache[:, :, : start + own.shape[2]].clone()
+
+
+@pytest.mark.parametrize("make", [Written, Copied, WrittenBesides])
+@torch.no_grad()
+def test_keys_in_a_cache_that_is_written(make):
+    """Read back they are named in the report; as its hint says, they are found."""
+    model, backend = make(), RewritingBackend({"sta": SPARSE})
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    grid = (2, 4, 6)
+    for start in (0, 48, 96):
+        chunk = torch.randn(1, CHANNELS, *grid)
+        keys, values = torch.randn(2, 1, 2, 144, 8)
+        copies = keys.clone(), values.clone()
+        found = compiled(chunk, keys, values, start=start)
+        report = backend.reports["sta"][-1]
+        seen = None
+        if make is not WrittenBesides:
+            (refused,) = report.refused
+            assert "written into a buffer" in refused.reason
+            assert report.reason == refused.reason
+        else:
+            (site,) = report.replaced
+            window = window_mask(grid, site.tiles, site.window)
+            seen = torch.cat([torch.ones(48, start, dtype=torch.bool), window], 1)
+        assert relative_error(found, model(chunk, *copies, seen, start)) < 1e-5
+        assert torch.equal(keys, copies[0])
+        assert torch.equal(values, copies[1])
