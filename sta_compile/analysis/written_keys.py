@@ -15,7 +15,7 @@ from .token_streams import TokenStreams
 from .token_values import storage_of, written_storages
 
 WRITTEN = Problem(
-    "the video's keys are written into a buffer, and read from there with others",
+    "the video's keys are written into a buffer, and read back from there",
     "put them together by torch.cat([cache[:, :, :start], keys], 2), and write them into the cache besides",
 )
 
