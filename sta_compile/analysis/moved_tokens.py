@@ -20,7 +20,7 @@ from .attention_site import AttentionSite, Problem
 from .axes import Atom, Axis, atoms_of, resolve, size_of
 from .graph_view import argument, canonical_name, fake_value, is_inplace, is_parameter, is_tensor
 from .index_order import index_of, takes_all
-from .orders import Named, both, in_place
+from .orders import Named, Turned, both, in_place
 from .reorderings import Move, Reordering, Reorderings
 from .token_parts import TokenParts
 from .token_streams import MIXING, passed_on
@@ -201,12 +201,21 @@ class MovedTokens:
         left = {}
         for source, way in state.items():
             moves = tuple(move for move in way.moves if product or move.axis & held)
+            if product and not way.embedded:
+                frames = self._frames_of(node)
+                moves = tuple(move for move in moves if not _begins_elsewhere(move, frames))
             beside = frozenset(each for each in way.beside if not each.along & lost)
             left[source] = Way(moves, way.embedded or product, beside)
         if product:  # tables of positions end here
             tokens = {source for source, way in state.items() if way.embedded}
             left = {source: way for source, way in left.items() if source in tokens or not tokens}
         return left
+
+    def _frames_of(self, embed: torch.fx.Node) -> frozenset[Atom]:
+        """The axis of frames of a latent [batch, channels, frames, rows, cols] that a convolution embeds."""
+        latent = embed.args[0] if canonical_name(embed) == "conv3d" and embed.args else None
+        dims = self._parts.trace.dims(latent) if isinstance(latent, torch.fx.Node) else None
+        return frozenset() if dims is None else self._names.atoms(dims[2])
 
     def _after_setitem(self, node: torch.fx.Node) -> State:
         """Of the value that is written to."""
@@ -245,6 +254,11 @@ class MovedTokens:
 
 def _union(sets: Iterable[Iterable[Atom]]) -> frozenset[Atom]:
     return frozenset[Atom]().union(*sets)
+
+
+def _begins_elsewhere(move: Move, frames: frozenset[Atom]) -> bool:
+    """Is it a roll of the frames? Of a latent that is embedded after it, it says which one is first: the last image."""
+    return move.axis == frames and isinstance(move.order, Turned) and move.order.sign == 1
 
 
 def _counts(way: Way, along: frozenset[Atom], picked: bool, projected: bool) -> bool:
