@@ -52,14 +52,9 @@ class Pieces:
             return None
         placed: list[tuple[Size, list[Piece]]] = []
         place: Size = 0
-        stop: Size | None = None
         for tensor in tensors:
-            pieces = list(self._along(tensor, dim))
-            # A piece that starts where the one before stops is as well placed, whatever is known of the length of that.
-            if stop is not None and pieces and same_size(pieces[0].start, stop):
-                place = stop
-            placed.append((place, pieces))
-            place, stop = place + _length(tensor, dim), self._stop(tensor, dim)
+            placed.append((place, list(self._along(tensor, dim))))
+            place = place + _length(tensor, dim)
         return self._order(node, placed, length)
 
     def padded(self, node: torch.fx.Node) -> tuple[Axis, Order] | None:
@@ -188,15 +183,6 @@ class Pieces:
         behind = tuple(factor for other in whole[cut[1] + 1 :] for factor in other)
         if behind[: len(axis)] == axis:
             yield Piece((*whole[cut[1]], *axis), cut[2] * size, size)
-
-    def _stop(self, node: torch.fx.Node, dim: int) -> Size | None:
-        """The position after a slice's last one, where it names one."""
-        cut = self.parts.cut(node)
-        if cut is None or cut[1] != dim or canonical_name(node) != "getitem":
-            return None
-        item = dict(index_of(node, cut[0])).get(dim)
-        stop = item.stop if isinstance(item, slice) else None
-        return None if stop is None else position_of(stop, _length(cut[0], dim))
 
     def _strided(self, node: torch.fx.Node, dim: int) -> Piece | None:
         """y[:, ::2]"""

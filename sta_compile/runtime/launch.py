@@ -194,8 +194,8 @@ def _result(tensors: Tensors, out: Tensor) -> tuple[Tensor, Tensor]:
 def run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> Start | None:
     """Launches on the current stream; None if that is not possible. The result launches again."""
     binary = built(spec, tensors.q.device.index)
-    if binary is None or (spec.head_windows and torch.cuda.is_current_stream_capturing()):
-        return None  # a table of windows can't be copied to the GPU while a CUDA graph is captured
+    if binary is None:
+        return None
     try:
         start = runner_of(spec.emitter).bind(spec, binary, tensors, geometry, scale)
         on_device(start, tensors.q.device, tensors)
@@ -206,10 +206,12 @@ def run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) ->
 
 
 def built(spec: KernelSpec, device: int) -> Any:
-    """The loaded binary; None if the kernel has failed, now or before, or would be built while a CUDA graph is captured."""
-    if spec in _failed or (
-        (spec, device) not in _built and torch.cuda.is_current_stream_capturing()
-    ):
+    """The loaded binary; None if the kernel has failed, now or before, or can't be made ready while a CUDA graph is captured.
+
+    It would have to be built then, or its table of windows be copied to the GPU.
+    """
+    made = (spec, device) in _built and not spec.head_windows
+    if spec in _failed or (not made and torch.cuda.is_current_stream_capturing()):
         return None
     if (spec, device) not in _built:
         try:

@@ -128,8 +128,6 @@ def _bind(
     scale: float,
 ) -> Plan | None:
     runner, device = CutlassRunner(), tensors.q.device.index
-    if geometry.head_windows and torch.cuda.is_current_stream_capturing():
-        return None  # their table can't be copied to the GPU now
     bound = []
     for step in steps:
         binary = built(step.spec, device)
