@@ -206,7 +206,7 @@ def run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) ->
 
 
 def built(spec: KernelSpec, device: int) -> Any:
-    """The loaded binary; None if the kernel has failed, now or before, or can't be made ready while a CUDA graph is captured.
+    """The loaded binary; None if the kernel has failed, now or before, or can't be made ready while a graph is captured.
 
     It would have to be built then, or its table of windows be copied to the GPU.
     """
