@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
 from . import _torch
-from .analysis.graph_view import mark_parameter
+from .analysis.graph_view import mark_constant, mark_parameter
 from .backend import rewrite_for_device
 from .errors import StaError
 from .report import record
@@ -58,6 +58,10 @@ def rewrite(
                 node.meta[VALUE] = node.meta["val"]
             if node.op == "placeholder" and node.name in own:
                 mark_parameter(node)
+    constants = signature.inputs_to_lifted_tensor_constants
+    for node in gm.graph.find_nodes(op="placeholder"):
+        if node.name in constants:
+            mark_constant(node, program.constants[constants[node.name]])
     for module in _torch.graph_modules(gm):
         index_in_python(module)
     gm, report = rewrite_for_device(gm, _values(program, gm), settings, remember=False)

@@ -95,7 +95,11 @@ _POINTWISE = {
     "all_reduce", "wait_tensor",  # over processes, element by element
 }  # fmt: skip
 
-_PARAMETER = "sta_parameter"  # in a placeholder's meta
+# In a placeholder's meta.
+_PARAMETER = "sta_parameter"
+_CONSTANT = "sta_constant"
+# Of a tensor's autograd, not of its elements.
+_OF_AUTOGRAD = ("requires_grad_", "detach_")
 
 
 @lru_cache(maxsize=4096)
@@ -154,10 +158,12 @@ def is_inplace(node: torch.fx.Node) -> bool:
         name, special = _special(str(node.target))
         if special:
             return name in _INPLACE_OPERATORS or name in _WRITES
-        return name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
+        return name.endswith("_") and not name.endswith("__") and name not in _OF_AUTOGRAD
     if node.op != "call_function":
         return False
     name = _target_name(node)
+    if name in _OF_AUTOGRAD:
+        return False
     if isinstance(node.target, torch._ops.OpOverload):
         return bool(node.target._schema.is_mutable)
     if name in _WRITES or (
@@ -225,6 +231,17 @@ def is_parameter(node: torch.fx.Node) -> bool:
 
 def mark_parameter(node: torch.fx.Node) -> None:
     node.meta[_PARAMETER] = True
+
+
+def mark_constant(node: torch.fx.Node, value: torch.Tensor) -> None:
+    """Says that a placeholder is a number of the program: `torch.tensor([216])` of an exported one."""
+    node.meta[_CONSTANT] = value
+
+
+def constant_of(node: torch.fx.Node) -> torch.Tensor | None:
+    """The tensor that a node was marked with as a constant."""
+    value: torch.Tensor | None = node.meta.get(_CONSTANT)
+    return value
 
 
 def module_path(node: torch.fx.Node) -> str:

@@ -15,7 +15,14 @@ import torch
 import torch.fx
 
 from .axes import Size, same_size, size_of
-from .graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor
+from .graph_view import (
+    argument,
+    canonical_name,
+    constant_of,
+    fake_value,
+    is_inplace,
+    is_tensor,
+)
 from .token_values import storage_of
 
 _ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {
@@ -25,21 +32,29 @@ _ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {
     "rsub": lambda a, b: b - a,
     "remainder": operator.mod,
 }
-_SAME = ("to", "int", "long", "contiguous", "clone", "detach", "cuda", "cpu", "type", "type_as")
+_SAME = (
+    "to", "int", "long", "contiguous", "clone", "detach", "cuda", "cpu", "type", "type_as", "_to_copy", "lift_fresh_copy",
+)  # fmt: skip
 
 
 def known_integers(node: Any) -> list[Size] | None:
-    """The elements of a tensor of one dimension; None if they are not known."""
-    if not is_tensor(node) or fake_value(node).dim() != 1 or _is_written(node, set()):
+    """The elements of a tensor of one dimension, or of none; None if they are not known."""
+    if not is_tensor(node) or fake_value(node).dtype not in (torch.int32, torch.int64):
         return None
-    name, length = canonical_name(node), fake_value(node).shape[0]
+    if fake_value(node).dim() > 1 or _is_written(node, set()):
+        return None
+    constant = constant_of(node)
+    if constant is not None:
+        return list(constant.reshape(-1).tolist())
+    name, length = canonical_name(node), fake_value(node).numel()
     first = node.args[0] if node.args else argument(node, 0, "input")
     if name in _SAME:
         return known_integers(first)
     if not isinstance(length, int):
         return None
     if name == "tensor":
-        return _numbers(argument(node, 0, "data"))
+        data = argument(node, 0, "data")
+        return _numbers(data if fake_value(node).dim() else [data])
     if name in ("zeros", "ones"):
         return [int(name == "ones")] * length
     if name in ("full", "new_full", "new_zeros", "new_ones"):
@@ -53,7 +68,7 @@ def known_integers(node: Any) -> list[Size] | None:
     if name == "cumsum":
         values = known_integers(first)
         return None if values is None else list(itertools.accumulate(values))
-    if name == "cat":
+    if name in ("cat", "stack"):
         parts = [known_integers(part) for part in argument(node, 0, "tensors")]
         return None if None in parts else [x for part in parts for x in part or ()]
     if name == "pad":

@@ -1,4 +1,7 @@
-"""What number is an integer tensor of the graph never below? Lengths are sums of masks, which are counts."""
+"""What number is an integer tensor of the graph never below?
+
+Lengths are sums of masks, which are counts, or numbers: `torch.tensor([216, 180])`.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,26 @@ import torch.fx
 
 from .axes import Size, size_of
 from .graph_view import GraphView, argument, canonical_name, fake_value, is_tensor
+from .known_integers import known_integers
+from .mask_spans import at_most
 from .token_values import storage_of, written_storages
 
 _COUNTS = (torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64)
 # Types that hold every length and position of a sequence.
 EXACT = (torch.int32, torch.int64, torch.float32, torch.float64)
-_SHAPED = ("unsqueeze", "to", "int", "long", "view", "reshape", "getitem", "expand", "squeeze")
+_EXTREMES = ("max", "min", "amax", "amin")
+_SHAPED = (
+    "unsqueeze",
+    "to",
+    "int",
+    "long",
+    "view",
+    "reshape",
+    "getitem",
+    "expand",
+    "squeeze",
+    "select",
+)
 
 
 def outside(view: GraphView, node: Any) -> Any:
@@ -45,7 +62,10 @@ def lower_bound(view: GraphView, node: Any) -> Size | None:
     name = canonical_name(node)
     if name in ("sum", "count_nonzero"):
         return 0 if fake_value(node.args[0]).dtype in _COUNTS else None
-    if name in _SHAPED:
+    known = known_integers(node)
+    if known:
+        return next((n for n in known if all(at_most(n, other) for other in known)), None)
+    if name in _SHAPED or (name in _EXTREMES and len(node.args) == 1):
         return lower_bound(view, node.args[0])
     if name == "add" and node.kwargs.get("alpha", 1) == 1:
         a, b = lower_bound(view, node.args[0]), lower_bound(view, argument(node, 1, "other"))

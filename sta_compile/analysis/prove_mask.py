@@ -38,9 +38,10 @@ class ContextMask:
 
     @property
     def prefixes(self) -> bool:
-        """Is of each segment beside the video a number of first keys valid, and all of the video?"""
+        """Is of each segment beside the video a number of first keys valid (none, or all), and all of the video?"""
         return self.video == TRUE and all(
-            fact == TRUE or (isinstance(fact, Below) and not fact.negated) for fact in self.facts
+            fact in (TRUE, FALSE) or (isinstance(fact, Below) and not fact.negated)
+            for fact in self.facts
         )
 
 

@@ -14,10 +14,13 @@ import torch.fx
 
 from .axes import Size, size_of
 from .graph_view import GraphView, argument, canonical_name, fake_value, is_inplace, is_tensor
+from .known_values import Constants
 from .lower_bound import EXACT, lower_bound, outside
 from .mask_facts import (
+    ALL,
     DATA,
     FALSE,
+    NOTHING,
     TRUE,
     TRUTH,
     Below,
@@ -63,6 +66,7 @@ class MaskReader:
     def __init__(self, view: GraphView) -> None:
         self.view = view
         self._written = written_storages(view)
+        self._constants = Constants(view)
         self._known: dict[tuple[Any, ...], Seen | None] = {}
 
     def read(self, node: Any, spans: Spans, test: Test, before: int) -> Seen | None:
@@ -96,7 +100,22 @@ class MaskReader:
         if writes and writes[-1] is not node:
             return self._after(writes[-1], node, spans, test)
         found = self._computed(node, spans, test, self.view.position[node])
-        return _leaf(node, spans, test) if found is None and not writes else found
+        if writes or found in (ALL, NOTHING):
+            return found
+        constant = self._constant(node, spans, test)
+        return constant or (_leaf(node, spans, test) if found is None else found)
+
+    def _constant(self, node: torch.fx.Node, spans: Spans, test: Test) -> Seen | None:
+        """Of a part that holds one number in every call: all that is made of numbers is computed here."""
+        if not all(isinstance(n, int) for span in spans for n in (span.start, span.stop)):
+            return None
+        value = self._constants.of(node)
+        if value is None:
+            return None
+        part = value[tuple(slice(span.start, span.stop) for span in spans)].reshape(-1)
+        if part.numel() == 0:
+            return ALL
+        return test.of_constant(float(part[0])) if bool((part == part[0]).all()) else None
 
     def _after(
         self, write: torch.fx.Node, node: torch.fx.Node, spans: Spans, test: Test

@@ -30,7 +30,7 @@ class Tokens:
     """The sequence of one attention.
 
     segments: (role, tokens) in the order of the keys; roles are "video" (one), "context" and "keys".
-    lengths: per segment beside the video its valid keys, a prefix (`Below`) or TRUE; None if all keys are valid.
+    lengths: per segment beside the video its valid keys, a prefix (`Below`), TRUE or FALSE; None if all keys are valid.
     mask: "bool" or "additive" if the site's mask has to tell which keys beside the video are valid; then no lengths.
     video_mask: it has to tell which keys of the video are valid, too. All were, when the model was compiled.
     """

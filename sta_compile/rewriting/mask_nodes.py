@@ -16,7 +16,7 @@ from ..analysis.attention_site import sizes_of
 from ..analysis.axes import Size, same_size, size_of
 from ..analysis.graph_view import fake_value
 from ..analysis.infer_grid import VideoAttention
-from ..analysis.mask_facts import Below, Fact
+from ..analysis.mask_facts import FALSE, Below, Fact
 from ..analysis.segments import Tokens
 from ..analysis.token_values import storage_of, written_storages
 from .fake_values import add_call
@@ -135,8 +135,9 @@ class _Emitter:
         columns = []
         for i, fact, limit in zip(beside, facts, limits, strict=True):
             if limit is None or not isinstance(fact, Below):
-                whole = self.call("new_full", self.q, (batch,), segments[i])
-                columns.append(self.call("to", whole, torch.int32))
+                count = 0 if fact == FALSE else segments[i]
+                same = self.call("new_full", self.q, (batch,), count)
+                columns.append(self.call("to", same, torch.int32))
                 continue
             start: Size | Number = fact.start
             if not isinstance(start, int):
