@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import lcm
 from typing import Any
 
@@ -143,11 +143,11 @@ def known_as_products(shape_env: Any) -> set[Any]:
     return {symbol for symbol in found if not depends_on_data(symbol)}
 
 
-def suppose(values: dict[Any, int], shape_env: Any) -> Callable[[], None]:
-    """Makes symbols numbers to all that is asked by `simplified`, without a guard; returns what takes it back, with all
-    that was learnt since."""
+def suppose(values: Mapping[Any, Any], shape_env: Any) -> Callable[[], None]:
+    """Makes symbols numbers, or other sizes, to all that is asked by `simplified`, without a guard; returns what takes it
+    back, with all that was learnt since."""
     before = dict(_learnt(shape_env))
-    _learnt(shape_env).update({symbol: sympy.Integer(n) for symbol, n in values.items()})
+    _learnt(shape_env).update({symbol: sympy.sympify(n) for symbol, n in values.items()})
 
     def take_back() -> None:
         shape_env._sta_learnt = before

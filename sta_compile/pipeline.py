@@ -242,7 +242,10 @@ def _facts(
     settings: Settings,
     report: Report,
     told: Mapping[torch.fx.Node, Told],
+    *,
+    again: bool = True,
 ) -> _Facts:
+    """again: once more, if it would help that some lengths are the same, which are in this call: each gets a guard."""
     with report.stage("view graph"):
         view = GraphView(gm)
     with report.stage("trace dimensions"):
@@ -262,6 +265,10 @@ def _facts(
             if isinstance(answer, Refusal)
             and (answer.over_grid or not found or _has_one_of(inference.lengths([site]), grids))
         ]
+    if again and inference.equal_lengths and not _torch.last_compile_of_frame():
+        for left, right in inference.equal_lengths.items():
+            _torch.equate(left, right, _torch.shape_env_of(gm))
+        return _facts(gm, example_inputs, settings, report, told, again=False)
     calls = {site.name: view.times(site.node) for site in sites}
     return _Facts(trace, inference, calls, found, refused)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch.fx
 
@@ -240,6 +241,11 @@ class GridInference:
             )
         self._videos.append(grid.axis)
         return VideoAttention(site, grid, tokens)
+
+    @property
+    def equal_lengths(self) -> Mapping[Any, Any]:
+        """Sizes that are the same in this call; if they always are, more is known of masks."""
+        return self._sequences.equal
 
     def _among_keys(
         self, site: AttentionSite, parts: tuple[Axis, ...], index: int, keys: tuple[Axis, ...]

@@ -54,11 +54,22 @@ class KnownValues:
             raise LookupError(f"{node.name} is not computed here")
         return value
 
+    def _number(self, size: torch.SymInt) -> int:
+        """A size is what it is in this call."""
+        value = None
+        if self._given is not None:
+            value = _torch.known_value(size.node.expr, size.node.shape_env)
+        if value is None:
+            raise LookupError(f"{size} differs from call to call")
+        return value
+
     def _placed(self, argument: Any) -> Any:
         on_device = isinstance(argument, torch.device) and self._given is None
         return torch.device("cpu") if on_device else argument
 
     def _value(self, node: torch.fx.Node) -> Any:
+        if isinstance(fake_value(node), torch.SymInt):
+            return self._number(fake_value(node))
         if self._given is not None and node in self._given:
             return self._given[node]
         constant = constant_of(node)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 import torch.fx
 
-from .axes import Size
-from .graph_view import GraphView, fake_value
+from .axes import Size, size_of
+from .graph_view import GraphView, fake_value, is_tensor
 from .mask_facts import ADDITIVE, FALSE, TRUE, TRUTH, Below, Fact
 from .mask_spans import ONE, Span, Spans, is_one, sizes_of
 from .read_mask import MaskReader
@@ -118,3 +118,22 @@ def _part(
     if spans:
         spans[-1] = Span("k", *keys)
     return tuple(ONE if is_one(n) else span for span, n in zip(spans, sizes, strict=True))
+
+
+def sizes_behind(view: GraphView, mask: torch.fx.Node) -> set[Size]:
+    """The sizes of all that a mask is made of."""
+    found: set[Size] = set()
+    seen: set[torch.fx.Node] = set()
+    left = [mask]
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        value = fake_value(node)
+        if is_tensor(node):
+            found.update(sizes_of(node))
+        elif isinstance(value, torch.SymInt):
+            found.add(size_of(value))
+        left += [*node.all_input_nodes, *view.sources.get(node, ())]
+    return found

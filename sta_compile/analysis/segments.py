@@ -6,7 +6,7 @@ Queries `[video 60]` over keys `[text 7 | video 60]` are the segments ("keys", 7
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
@@ -15,12 +15,14 @@ from typing import Any, Literal
 import sympy
 import torch.fx
 
+from .. import _torch
+from .._sizes import depends_on_data, suppose
 from .attention_site import AttentionSite
 from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of
 from .graph_view import GraphView
 from .mask_facts import TRUE, Below, Fact
 from .mask_values import MaskValues
-from .prove_mask import MaskProver
+from .prove_mask import ContextMask, MaskProver, sizes_behind
 
 Segment = tuple[str, Size]  # role, tokens
 
@@ -103,6 +105,7 @@ class SequenceReader:
 
     def __init__(self, view: GraphView, values: Mapping[torch.fx.Node, Any]) -> None:
         self.view = view
+        self.equal: dict[Any, Any] = {}  # lengths that a mask is understood by if they are the same
         self._prover = MaskProver(view)
         self._values = MaskValues(view, values)
 
@@ -114,8 +117,9 @@ class SequenceReader:
             return Tokens(merged(segments))
         start, video = plain.video_query, segments[plain.video][1]
         sizes = [size for _, size in segments]
-        position = self.view.position[site.node]
-        found = self._prover.prove(site.mask, position, sizes, plain.video, (start, start + video))
+        found = self._proved(site, plain, self._prover)
+        if found is None or found.video != TRUE:
+            self._suppose_equal_lengths(site, plain)
         if found is None:
             return None
         if found.hides_nothing:
@@ -129,6 +133,40 @@ class SequenceReader:
         if not self._values.shows(site.mask, start, at, video):
             return None
         return Tokens(merged(segments), mask=mask, video_mask=True)
+
+    def _proved(self, site: AttentionSite, plain: Tokens, prover: MaskProver) -> ContextMask | None:
+        assert site.mask is not None
+        start, sizes = plain.video_query, [size for _, size in plain.segments]
+        queries = start, start + sizes[plain.video]
+        return prover.prove(site.mask, self.view.position[site.node], sizes, plain.video, queries)
+
+    def _suppose_equal_lengths(self, site: AttentionSite, plain: Tokens) -> None:
+        """Notes which symbols of the mask must be the same as those of the sequence for the mask to leave the video alone.
+
+        `cat([text_mask, ones(S - text_mask.shape[1])])` does so if the mask is as long as the text, which has a symbol of
+        its own where Dynamo found both to change.
+        """
+        env = _torch.shape_env_of(self.view.gm)
+        if env is None or site.mask is None:
+            return
+        ours = _symbols(size for _, size in plain.segments)
+        values = {_torch.known_value(symbol, env): symbol for symbol in ours}
+        theirs = sorted(_symbols(sizes_behind(self.view, site.mask)) - ours, key=str)
+        equal = {s: values.get(_torch.known_value(s, env)) for s in theirs}
+        equal = {symbol: own for symbol, own in equal.items() if own is not None}
+        if not equal:
+            return
+        take_back = suppose(equal, env)
+        found = self._proved(site, plain, MaskProver(self.view))
+        take_back()
+        if found is not None and found.video == TRUE:
+            self.equal.update(equal)
+
+
+def _symbols(sizes: Iterable[Size]) -> set[Any]:
+    """Those that don't depend on data."""
+    symbolic = [size for size in sizes if not isinstance(size, int)]
+    return {s for size in symbolic for s in size.free_symbols if not depends_on_data(s)}
 
 
 def _starts_are_known(segments: tuple[Segment, ...], facts: Sequence[Fact]) -> bool:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.end_to_end.compiled import compile_variants, relative_error
+from tests.end_to_end.compiled import RewritingBackend, compile_variants, relative_error
 from tests.end_to_end.oracle import Oracle, window_mask
 from tests.end_to_end.tiny import CHANNELS, SPARSE, TinyVideo, valid
 
@@ -185,3 +185,52 @@ def test_masks(mask, batch):
         assert relative_error(found[rows], expected[rows]) < 1e-5
     if not sites:
         assert "may hide video tokens" in variant.report.summary()
+
+
+def ones_for_the_rest(valid, tokens):
+    return torch.cat([valid, valid.new_ones(valid.shape[0], tokens - valid.shape[1])], 1)
+
+
+def zeros_for_the_rest(valid, tokens):
+    hidden = ~F.pad(valid, (0, tokens - valid.shape[1]), value=True)
+    return torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+
+
+class Filled(TinyVideo):
+    """Text before the video, with a mask of a length of its own that is filled up to the sequence's."""
+
+    def __init__(self, fill) -> None:
+        super().__init__()
+        self.fill = fill
+
+    def forward(self, latent: Tensor, text: Tensor, valid: Tensor) -> Tensor:
+        x = torch.cat([text, self.patchify(latent).flatten(2).mT], 1)
+        x = self.blocks[0](x, self.fill(valid, x.shape[1])[:, None, None])
+        return self.out(x[:, text.shape[1] :])
+
+
+@pytest.mark.parametrize("fill", [ones_for_the_rest, zeros_for_the_rest])
+@torch.no_grad()
+def test_a_mask_with_a_length_of_its_own(fill):
+    """Its length is the text's, in all calls of a graph, or the device looks at what it hides."""
+    model, backend = Filled(fill), RewritingBackend({"sta": SPARSE})
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    window = window_mask(GRID, (3, 3, 4), (1, 3, 3))
+    graphs = []
+    for tokens, length, dense in (
+        (7, 7, 0),
+        (9, 9, 0),
+        (5, 5, 0),
+        (9, 6, 0),
+        (8, 20, 1),
+        (6, 6, 0),
+    ):
+        latent, text = torch.randn(2, CHANNELS, *GRID), torch.randn(2, tokens, 16)
+        shown = valid(5, 4, of=length)
+        found = compiled(latent, text, shown)
+        graphs.append(len(backend.graphs["sta"]))
+        (site,) = backend.reports["sta"][-1].replaced
+        assert ("device" in site.evidence) == (length != tokens or graphs[-1] == 3)
+        with Oracle(model, model.sites, window, text_first=True, dense=[bool(dense)]):
+            assert relative_error(found, model(latent, text, shown)) < 1e-5
+    assert graphs == [1, 2, 2, 3, 3, 3]
