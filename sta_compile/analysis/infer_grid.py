@@ -9,7 +9,7 @@ order; the mask is absent or leaves all keys of the video to its queries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
