@@ -40,7 +40,7 @@ from .grid_plan import crossing_axes, plan_grids, stays_symbolic, unfit_grid
 from .ir.known_tokens import Doubt, Told
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
-from .report import RefusedSite, Report
+from .report import RefusedSite, ReplacedSite, Report
 from .rewriting.join_slices import join_slices
 from .rewriting.repair_calls import repair_calls
 from .rewriting.repair_outputs import repair_outputs
@@ -55,6 +55,10 @@ log = logging.getLogger(__name__)
 NOTHING_FOUND = (
     "its attention is not self-attention over video tokens",
     "it has no attention in this graph",
+)
+OTHER_STRIDES = (
+    "the graph returns slices of tokens, whose strides would be others in tile order",
+    "return them as .contiguous()",
 )
 CALL_SDPA = "call attention through torch.nn.functional.scaled_dot_product_attention"
 
@@ -161,6 +165,10 @@ def _rewrite(
         violations = repair_calls(verify(gm, before), before)
         violations = repair_views(violations, before)
         violations = repair_outputs(gm, violations, before)
+        if violations and all(v.kind == "strides" for v in violations):
+            saved.restore()
+            _refuse(report, [site for plan in planned for site in plan.report(kernel)], facts)
+            return
         if violations:
             raise RuntimeError("; ".join(v.message for v in violations[:3]))
         _recompile(gm)
@@ -289,6 +297,14 @@ def _nothing(sites: int, refused: Sequence[Refusal]) -> tuple[str, str]:
         "if the model has attention, a graph break or a custom operator hides it: compile by sta_compile.compile(model), "
         f"and {CALL_SDPA}",
     )
+
+
+def _refuse(report: Report, sites: Sequence[ReplacedSite], facts: _Facts) -> None:
+    """Says that the graph's outputs would have other strides, which the caller may rely on."""
+    report.reason, report.hint = OTHER_STRIDES
+    report.refused += [
+        RefusedSite(site.name, *OTHER_STRIDES, calls=facts.calls[site.name]) for site in sites
+    ]
 
 
 def _give_up(report: Report, reason: str) -> None:

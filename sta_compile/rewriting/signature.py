@@ -76,7 +76,9 @@ def differs(before: Signature, now: Signature, aspect: Aspect) -> str | None:
 
 def _size(value: Any) -> Any:
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return Symbolic(value.node.expr, value)
+        expression = value.node.expr
+        number = isinstance(value, torch.SymInt) and expression.is_Integer
+        return int(expression) if number else Symbolic(expression, value)
     return value
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sta_compile.errors import StaError
 from sta_compile.pipeline import rewrite
 from sta_compile.settings import Settings
-from tests.end_to_end.compiled import DEFAULTS, compile_variants, relative_error
+from tests.end_to_end.compiled import DEFAULTS, RewritingBackend, compile_variants, relative_error
 from tests.end_to_end.middle import GRID, OPTIONS, Middle, latent, names
 from tests.end_to_end.tiny import CHANNELS, SPARSE, TinyVideo
 
@@ -110,6 +110,49 @@ def test_hidden_states_keep_their_strides():
     for found, expected in zip(variants["full"].run(latent=x), model(x), strict=True):
         assert found.stride() == expected.stride()
         assert relative_error(found, expected) < 1e-5
+
+
+class Fused(TinyVideo):
+    """Returns what `kept` takes of the keys and values of one projection, [batch, heads, text and video, head_dim]."""
+
+    def __init__(self, kept) -> None:
+        super().__init__()
+        self.kept, self.to_qkv = kept, nn.Linear(16, 48)
+
+    def forward(self, latent: Tensor, text: Tensor) -> list[Tensor]:
+        attn, video = self.blocks[0].attn, latent.shape[2:].numel()
+        x = torch.cat([text, self.patchify(latent).flatten(2).mT], 1)
+        qkv = self.to_qkv(x).chunk(3, -1)
+        q, k, v = (x.unflatten(-1, (2, 8)).transpose(1, 2) for x in qkv)
+        x = x + attn.to_out(attn.attend(q, k, v, None).transpose(1, 2).flatten(2))
+        return [self.out(x[:, -video:]), *(self.kept(x, video) for x in (k, v))]
+
+
+@pytest.mark.parametrize("dynamic", [True, None])
+@pytest.mark.parametrize(
+    ("kept", "held"),
+    [
+        (lambda x, video: x, True),
+        (lambda x, video: x[:, :, -video:], False),
+        (lambda x, video: x[:, :, -video:].contiguous(), True),
+    ],
+)
+@torch.no_grad()
+def test_returned_keys_keep_their_strides(kept, held, dynamic):
+    """Texts of several lengths. Where that can't be done the report says so, with a hint that helps."""
+    model, backend = Fused(kept), RewritingBackend(OPTIONS)
+    backend.chosen = "full"
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=dynamic)
+    for tokens in (7, 9):
+        inputs = latent(), torch.randn(2, tokens, 16)
+        for found, expected in zip(compiled(*inputs), model(*inputs), strict=True):
+            assert found.stride() == expected.stride()
+            assert relative_error(found, expected) < 1e-5
+    report = backend.reports["full"][-1]
+    assert len(report.replaced) == held
+    if not held:
+        assert "whose strides would be others" in report.summary()
+        assert report.refused[0].breaks_strict
 
 
 class Packed(nn.Module):
