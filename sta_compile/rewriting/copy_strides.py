@@ -21,8 +21,8 @@ from .signature import Symbolic, TensorSignature, differs, signature
 
 def copy_before(reader: Node, value: Node, wanted: TensorSignature) -> Node | None:
     """A copy of a value in the order of the wanted strides; None if that does not give these strides."""
-    hints = [_hint(stride) for stride in wanted.strides or ()]
-    if not hints or None in hints:
+    hints = [n for stride in wanted.strides or () if (n := _hint(stride)) is not None]
+    if not hints or len(hints) < len(wanted.shape):
         return None
     order = sorted(range(len(hints)), key=lambda dim: -hints[dim])
     inverse = [order.index(dim) for dim in range(len(order))]
