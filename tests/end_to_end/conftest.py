@@ -1,4 +1,4 @@
-"""Tests of whole models: many small operations, for which threads only get in each other's way."""
+"""Tests of whole models: each begins with a Dynamo that knows nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _fresh_dynamo() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

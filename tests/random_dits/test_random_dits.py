@@ -7,10 +7,9 @@ each kind of patchify; without it the cases are the same in every run.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, seed, settings
 
 from tests.random_dits.bodies import BODIES
@@ -19,14 +18,6 @@ from tests.random_dits.dit import HELD, OPTIONS, PATCHIFY, Dit
 from tests.random_dits.draw import dits
 
 WANTED = os.environ.get("STA_RANDOM_DITS")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 SWAPPED = ("in blocks", "rows_and_columns_swapped")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import operator
 import time
 import warnings
@@ -376,6 +377,7 @@ def test_large_graphs_are_fast() -> None:
             user.replace_input_with(product, node)
     before = record(module)
     insert_pair(product, (3, 4, 4))
+    gc.collect()  # what other tests have left is not timed
     start = time.process_time()
     verify(module, before)
     assert time.process_time() - start < 1.5  # all 5,000 ran, as the strides changed for good
