@@ -62,6 +62,11 @@ def is_higher_order(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and isinstance(node.target, HigherOrderOperator)
 
 
+def is_region(node: torch.fx.Node) -> bool:
+    """Is a node the call of a nested compile region?"""
+    return getattr(node.target, "_name", "") == "invoke_subgraph"
+
+
 def triton_kernel(node: torch.fx.Node) -> tuple[str, dict[str, Any]] | None:
     """(name, arguments) of the Triton kernel that a node launches; None for any other node."""
     if not str(getattr(node.target, "_name", "")).startswith("triton_kernel_wrapper"):
@@ -155,6 +160,16 @@ def known_value(size: Any, shape_env: Any) -> int | None:
 def specialise_float(value: torch.SymFloat) -> float | None:
     """The value of a symbolic number, with a guard; None if it depends on data."""
     return float(value) if value.node.has_hint() else None
+
+
+def float_of(value: Any) -> float | None:
+    """The number that a graph's operand holds, with a guard: a float, or a tensor that Dynamo has made of one; else None."""
+    value = value.meta.get("example_value") if isinstance(value, torch.fx.Node) else value
+    if isinstance(value, torch.Tensor):
+        value = getattr(value, "item_memo", None)  # of a fake tensor
+    if isinstance(value, torch.SymFloat):
+        return specialise_float(value)
+    return value if isinstance(value, float) else None
 
 
 def must_stay_dynamic(size: Any, shape_env: Any) -> bool:

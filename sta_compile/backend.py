@@ -59,9 +59,15 @@ def _compile(
     from .analysis.told_axes import UNSEEN
     from .call_grids import declared_tokens
     from .pipeline import CALL_SDPA, NOTHING_FOUND
-    from .regions import RegionsHideTokens, RegionsLackGradients, lack_gradients
+    from .regions import (
+        RegionsHideTokens,
+        RegionsLackGradients,
+        RegionsTakeNumbers,
+        lack_gradients,
+    )
     from .report import record
     from .rewriting.add_input import example_of, take_over
+    from .rewriting.region_numbers import settle_numbers
     from .settings import OPTIONS, Settings, options_of_mode
     from .tune_kernels import tune_kernels
     from .warm_kernels import warm_kernels
@@ -71,8 +77,13 @@ def _compile(
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model, call = model_call.root_module(), model_call.current()
     at_break, names = _torch.ends_at_graph_break(gm), names_of_inputs(gm)
+    numbers = settle_numbers(gm)
     if call is not None:
         call.compiles += 1
+        if call.in_regions:
+            if numbers is None or any(call.numbers.get(n, x) != x for n, x in numbers.items()):
+                raise RegionsTakeNumbers("a number in a block differs from those of others")
+            call.numbers.update(numbers)
         if call.in_regions and call.may_train and lack_gradients(gm, example_inputs):
             raise RegionsLackGradients("torch has no gradients of complex values in them")
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)

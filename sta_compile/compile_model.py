@@ -198,7 +198,7 @@ class CompiledModel:
         if not self.regions.enabled:
             return self._call(call, args, kwargs)
         try:
-            call.in_regions = True
+            call.in_regions, call.numbers = True, self.regions.numbers
             with self.regions.active():
                 return self._call(call, args, kwargs)
         except (torch._dynamo.exc.TorchDynamoException, _torch.UnknownSize) as error:

@@ -94,6 +94,7 @@ class ModelCall:
         self.exact: list[Any] = []  # modules that a checkpoint runs in Python
         self.may_train = torch.is_grad_enabled()
         self.in_regions = False  # are blocks nested regions, which may be given up?
+        self.numbers: dict[str, float] = {}  # that these hold, in all calls so far
         self.broken = ""  # why Dynamo can't see what comes before the blocks
         self.may_watch = False  # may that be noted while it runs, in later calls?
         self.watched = False  # is it, in this one?

@@ -64,6 +64,10 @@ class RegionsLackGradients(Exception):
     """Torch has no backward pass for regions with complex values: none takes a conjugated tensor (torch 2.13)."""
 
 
+class RegionsTakeNumbers(Exception):
+    """A body takes Python numbers that differ from block to block or from call to call: torch takes none (torch 2.13)."""
+
+
 def lack_gradients(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Do bodies of a graph hold complex values, such as a rotation by `view_as_complex`, where gradients are recorded?"""
     if not any(isinstance(x, Tensor) and x.requires_grad for x in example_inputs):
@@ -79,6 +83,7 @@ class Regions:
     def __init__(self, model: nn.Module, *, enabled: bool = True) -> None:
         self.enabled = enabled
         self._repeated = repeated_blocks(model)
+        self.numbers: dict[str, float] = {}  # that bodies hold, by the names of their inputs
         self._scope = SharedScope()
         self._blocks: list[nn.Module] = []
 

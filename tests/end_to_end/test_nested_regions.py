@@ -151,3 +151,33 @@ def test_complex_values_in_training(monkeypatch, caplog):
         (out * latent).sum().backward()
     for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+class Scaled(Block):
+    scale = 0.0  # each has its own
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x + self.scale * (super().forward(x, mask) - x)
+
+
+def test_numbers_that_blocks_read(stages_only, caplog):
+    """With dynamic=True Dynamo makes inputs of them, of `eps` too: constants, where they are the same in all blocks."""
+    caplog.set_level("INFO", "sta_compile")
+    model, plain = TinyVideo(layers=3), TinyVideo(layers=3)
+    for block in (*model.blocks, *plain.blocks):
+        block.__class__ = Scaled
+    sta_compile.reset_reports()
+    sta_compile.compile(model, **SPARSE, min_tokens=0, dense_above=None, dynamic=True)
+    for scales, bodies in (([0.5] * 3, 1), ([0.5] * 3, 1), ([0.5, 0.7, 0.9], 3), ([0.6] * 3, 3)):
+        for i, block in enumerate(zip(model.blocks, plain.blocks, strict=True)):
+            for one in block:
+                one.scale = scales[i]
+        latent = torch.randn(2, CHANNELS, 3, 5, 7)
+        found = model(latent)
+        report = sta_compile.reports()[-1]
+        assert report.replacements == 3
+        assert len(report.replaced) == bodies
+        site = report.replaced[0]
+        with Oracle(plain, plain.sites, window_mask(site.grid, site.tiles, site.window)):
+            assert relative_error(found, plain(latent)) < 1e-5
+    assert "a number in a block differs" in caplog.text
