@@ -4,21 +4,22 @@
     tokens       what earlier graphs of the same call prove of the tokens that are the inputs (`model_call`)
     convention   what the model's timestep says about noise, where the compile inferred it: models of one class that are
                  compiled with equal options share Dynamo's code
+    regions      what Dynamo checked of a block whose nested region is one that it had traced for another
     positions    which grid the values of an input have, where they showed it (`read_positions`)
 
 A call for which one of them differs from the compile's compiles again (or finds the code of an earlier compile that
 fits), as it does for a tensor of another shape.
 
 Private torch APIs, tested on 2.11 and 2.13: TracingContext.guards_context, Guard with a create_fn of one's own,
-GuardBuilder.scope, the source of a graph's input (`node.meta["grapharg"]`), and RootGuardManager.add_lambda_guard, which
-takes the user's stack as a third argument from 2.12 on. A guard on a source (`ImportSource`, EQUALS_MATCH) would do as well,
-but it brings an ID_MATCH, which caching_precompile can't store.
+GuardBuilder.scope, the source of a graph's input (`node.meta["grapharg"]`), `is_reusable` of Dynamo's invoke_subgraph, and
+RootGuardManager.add_lambda_guard, which takes the user's stack as a third argument from 2.12 on. A guard on a source
+(`ImportSource`, EQUALS_MATCH) would do as well, but it brings an ID_MATCH, which caching_precompile can't store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch.fx
@@ -142,3 +143,37 @@ def _add_lambda(builder: Any, guard: Any, holds: Callable[[Any], bool], text: st
         add(holds, [text], guard.user_stack)
     except TypeError:
         add(holds, [text])
+
+
+@cache
+def guard_reused_regions() -> None:
+    """From here on, Dynamo guards on what it checks of a block before it takes the traced region of another for it.
+
+    Torch (2.12 to 2.14) checks that while tracing only, so that a number of the fifth block, or a hook on it, may change and
+    the code runs on as if it had not. 2.11 traces each block.
+    """
+    try:
+        from torch._dynamo.variables import invoke_subgraph
+    except ImportError:
+        return
+    module: Any = invoke_subgraph
+    checked = module.is_reusable
+
+    from torch._dynamo.guards import install_guard
+
+    def is_reusable(tx: Any, condition: Any, fingerprint: Any, entry: Any) -> bool:
+        if not checked(tx, condition, fingerprint, entry):
+            return False
+        others = dict(zip(entry.arg_sources, fingerprint.arg_sources, strict=False))
+        others = {own: other for own, other in others.items() if None not in (own, other)}
+
+        def moved(source: Any) -> Any:
+            return others.get(source, source)
+
+        for source, _, _, guard in condition.guards:
+            other = source.clone(moved)
+            if other != source:
+                install_guard(other.make_guard(guard.create_fn))
+        return True
+
+    module.is_reusable = is_reusable

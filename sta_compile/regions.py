@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from . import _torch
+from ._guards import guard_reused_regions
 from .analysis.graph_view import fake_value
 from .shared_scope import SharedScope
 
@@ -100,6 +101,7 @@ class Regions:
             yield
 
     def _enter(self) -> None:
+        guard_reused_regions()
         for block in self._repeated:
             forward = type(block).forward
             if "forward" not in block.__dict__ and isinstance(forward, types.FunctionType):

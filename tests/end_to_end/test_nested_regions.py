@@ -181,3 +181,37 @@ def test_numbers_that_blocks_read(stages_only, caplog):
         with Oracle(plain, plain.sites, window_mask(site.grid, site.tiles, site.window)):
             assert relative_error(found, plain(latent)) < 1e-5
     assert "a number in a block differs" in caplog.text
+
+
+class Skipped(Block):
+    skip = False
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return x * 2 if self.skip else super().forward(x, mask)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (Scaled, lambda block: setattr(block, "scale", 0.5)),
+        (Skipped, lambda block: setattr(block, "skip", True)),
+        (
+            Block,
+            lambda block: setattr(
+                block.attn, "to_out", nn.Sequential(block.attn.to_out, nn.Tanh())
+            ),
+        ),
+    ],
+    ids=["a number", "a branch", "a layer"],
+)
+def test_a_later_block_that_changes(stages_only, kind, change):
+    """Its trace is that of the first block, of which alone torch guards what was read."""
+    model, plain = TinyVideo(layers=3), TinyVideo(layers=3)
+    for block in (*model.blocks, *plain.blocks):
+        block.__class__ = kind
+    latent = torch.randn(2, CHANNELS, 3, 5, 7)
+    sta_compile.compile(model, window="full", min_tokens=0, dense_above=None)
+    for _ in range(2):
+        assert relative_error(model(latent), plain(latent)) < 1e-5
+        change(model.blocks[1])
+        change(plain.blocks[1])
