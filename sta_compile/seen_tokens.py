@@ -1,7 +1,8 @@
 """Which tensors of one call hold tokens of a known grid, in its order.
 
 A graph shows it of what leaves it. Python may do anything to that before the next graph gets it, so it is known of the very
-tensor, as long as nobody writes to it (private torch APIs, tested on 2.11 and 2.13: Tensor._version, UntypedStorage._cdata):
+tensor, as long as nobody writes to it (private torch APIs, tested on 2.11 and 2.13: Tensor._version, UntypedStorage._cdata,
+torch.utils._python_dispatch.is_traceable_wrapper_subclass):
 
     graph 1 returns x, of 9x30x52 tokens                  of(x) = {1: ((14040, (9, 30, 52)),)}
     y = x[:, order], by code that no graph holds          of(y) = {}
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, MutableMapping
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .ir.known_tokens import Doubt, Segments
@@ -37,10 +40,13 @@ class SeenTokens:
     def state(self, tensor: Tensor, dim: int, known: Segments | Doubt) -> None:
         self._dims[tensor] = (_version_of(tensor), {**self.of(tensor), dim: known})
 
-    def forget(self, written: Collection[int]) -> None:
+    def forget(self, written: Collection[int | None]) -> None:
         """What has its values in memory that was written (see `memory_of`)."""
         for tensor in [x for x in self._dims if memory_of(x) in written]:
             del self._dims[tensor]
+
+    def forget_all(self) -> None:
+        self._dims.clear()
 
     def of(self, tensor: Tensor) -> Dimensions:
         """By the dimension."""
@@ -58,8 +64,10 @@ def _version_of(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def memory_of(tensor: Tensor) -> int:
-    """Which memory a tensor shares with its views."""
+def memory_of(tensor: Tensor) -> int | None:
+    """Which memory a tensor shares with its views; None for one that wraps other tensors, or is sparse."""
+    if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+        return None
     return int(tensor.untyped_storage()._cdata)
 
 
