@@ -13,7 +13,8 @@ can't follow (it reads a storage, or tensors that are sparse, nested or quantise
 it, and nothing is known of what it makes or writes.
 
 Private torch APIs, tested on 2.11 and 2.13: torch.utils._python_dispatch (TorchDispatchMode, _disable_current_modes,
-_get_current_dispatch_mode), torch.utils.weak, torch._C.DisableTorchFunction, torch._C._should_allow_numbers_as_tensors.
+_get_current_dispatch_mode), torch.utils.weak, torch._C.DisableTorchFunction, torch._C._should_allow_numbers_as_tensors,
+torch._C._is_tracing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from .seen_tokens import SeenTokens, memory_of
 log = logging.getLogger(__name__)
 Reached = Callable[[torch.fx.GraphModule, Mapping[torch.fx.Node, Told], Sequence[Tensor]], None]
 # What a graph holds beside its values. Anything else has no name in its source.
-_CONSTANTS = (int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)  # fmt: skip
+_NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_CONSTANTS = (int, float, complex, str, type(None), *_NAMED)
 _OF_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 _current: ContextVar[_Watch | None] = ContextVar("sta_compile.watch", default=None)
 
@@ -123,12 +125,12 @@ class _Watch(TorchDispatchMode):
     def tell(self) -> None:
         """A block is called: what has run since the last one."""
         made = {x: node for x, node in self._nodes.items() if node.op != "placeholder"}
-        if made and not torch.jit.is_tracing():
+        if made and not torch._C._is_tracing():
             # Modes of the caller see the operators of the model, and none of ours.
             with (
                 self._whatever_fails(),
                 torch._C.DisableTorchFunction(),
-                _disable_current_modes(),  # type: ignore[no-untyped-call]
+                _disable_current_modes(),
             ):
                 for node, value in self._values.items():
                     node.meta["example_value"] = tree_map_only(_Layout, _without_data, value)
@@ -242,7 +244,7 @@ def _as_called(func: Any, given: Sequence[Any], args: Any, kwargs: Any) -> tuple
 
 def _can_follow(tensor: Tensor) -> bool:
     """Is a tensor one block of numbers, of a size that asks for no operator?"""
-    if torch.jit.is_tracing() or tensor.is_nested or tensor.is_quantized:
+    if torch._C._is_tracing() or tensor.is_nested or tensor.is_quantized:
         return False
     return tensor.layout is torch.strided and all(type(n) is int for n in tensor.shape)
 
