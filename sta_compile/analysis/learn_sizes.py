@@ -47,6 +47,7 @@ def learn_sizes(view: GraphView) -> None:
         for left, right in _needed(node):
             if not same_size(left, right):
                 _torch.equate(left, right, env)
+                _suppose_marked(left - right, env)
     if not any(map(_depends_on_data, view.nodes)):
         return
     _Picks(view, env).learn()
@@ -58,6 +59,20 @@ def learn_sizes(view: GraphView) -> None:
         known = known or any(back == _sizes.simplified(other, env) for other in positive)
         if known and _sizes.least(_sizes.simplified(cut.whole - back, env), env) >= 0:
             _sizes.equate(cut.size, cut.whole - back if cut.front else back, env)
+
+
+def _suppose_marked(difference: Size, env: Any) -> None:
+    """That a length which the user marked dynamic is the number that it has to be; a guard on that would raise.
+
+    Keys are 48, values have the dynamic length s0: a call with others raises in eager, and in the operator.
+    """
+    if isinstance(difference, int) or len(difference.free_symbols) != 1:
+        return
+    (symbol,) = difference.free_symbols
+    value = _torch.known_value(symbol, env)
+    fits = value is not None and difference.subs(symbol, value) == 0
+    if fits and difference.diff(symbol).is_number and _torch.must_stay_dynamic(symbol, env):
+        _sizes.suppose({symbol: value}, env)
 
 
 def _needed(node: torch.fx.Node) -> Iterator[tuple[Size, Size]]:
