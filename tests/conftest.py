@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -16,8 +17,9 @@ settings.register_profile(
 )
 settings.load_profile("any machine")
 
-# Tests are many small operations, for which threads only get in each other's way.
+# Tests are many small operations, for which threads only get in each other's way; so are the processes that they start.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def in_a_large_frame(run: Callable[[], None]) -> None:
@@ -47,3 +49,13 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture
+def stages_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Everything but inductor: edited graphs run eagerly, and nothing records gradients."""
+    from sta_compile import _torch
+
+    monkeypatch.setattr(_torch, "compile_with_inductor", lambda gm, example_inputs, **_: gm.forward)
+    with torch.no_grad():
+        yield

@@ -1,4 +1,4 @@
-"""Every example runs, and says what its text promises."""
+"""Every example runs, and says what its text promises; inductor, which takes minutes, runs for the README's lines alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_inspect_a_plan(run, tmp_path):
     assert (tmp_path / "window.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stages_only")
 @pytest.mark.filterwarnings("ignore:sta. ")
 def test_compile_a_model(run):
     out = run("compile_a_model")
@@ -48,7 +48,7 @@ def test_compile_a_model(run):
     assert "difference from the dense model" in out
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stages_only")
 @pytest.mark.filterwarnings("ignore:sta. ")
 def test_diffusers_pipeline(run):
     out = run("diffusers_pipeline", "--steps", "3")
@@ -57,7 +57,7 @@ def test_diffusers_pipeline(run):
     assert len(rows) == 17
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("stages_only")
 @pytest.mark.filterwarnings("ignore:sta. ")
 def test_regional_compile(run):
     out = run("regional_compile")
@@ -66,6 +66,7 @@ def test_regional_compile(run):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("stages_only")
 def test_demo(run, tmp_path):
     out = run("demo", "--layers", "1", "--picture", str(tmp_path / "window.png"))
     assert "1 of 1 self-attentions over 9x16x22 tokens" in out

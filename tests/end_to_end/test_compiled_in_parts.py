@@ -101,7 +101,7 @@ class TestOtherPrompts:
         return graphs
 
     def test_many_layers_and_steps(self):
-        model = TinyVideo(layers=60, width=8)
+        model = TinyVideo(layers=20, width=8)
         steps = [
             {
                 "latent": torch.randn(2, CHANNELS, *GRID),
@@ -109,13 +109,13 @@ class TestOtherPrompts:
                 "valid": valid(length, length - 2, of=length),
             }
             for length in (5, 9, 14)
-            for _ in range(10)
+            for _ in range(3)
         ]
         plain = self.compiles(model, steps, lambda gm, _: gm.forward)
         sta = RewritingBackend({"sta": SPARSE})
         assert self.compiles(model, steps, sta) <= min(plain, 3)
-        assert all(len(report.replaced) == 60 for report in sta.reports["sta"])
-        for step in (0, 15, 29):
+        assert all(len(report.replaced) == 20 for report in sta.reports["sta"])
+        for step in (0, 4, 8):
             expected = masked(model, model.sites, **steps[step])
             assert relative_error(self.outputs[step], expected) < 1e-4
 
