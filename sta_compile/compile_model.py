@@ -26,6 +26,7 @@ from .errors import StaError
 from .layerwise_casting import cast_inside
 from .leaf_offload import move_by_block
 from .model_call import ModelCall, calling
+from .noise_plan import check_timestep
 from .prefix import Prefix
 from .python_state import PythonState
 from .regions import Regions
@@ -84,7 +85,8 @@ def compile(
                 "to leave it as it is"
             )
         planned[name] = {**shared, **given}
-        Settings.resolve(planned[name])
+        settings, _ = Settings.resolve(planned[name])
+        check_timestep(parts[name], settings.timestep)
     for name, mine in planned.items():
         _restore(parts[name])  # of an earlier compile
         source = _Scheduler(scheduler, None if name == "" else pipe_or_model)

@@ -107,6 +107,18 @@ class GridPlan:
             parts.append("its mask is checked on the device to leave all video keys")
         return ", ".join(parts)
 
+    @property
+    def why_exact(self) -> str:
+        """Why a window that need not be full is; "" if it may be, or is not."""
+        if self.plan is None or not self.plan.is_full or self.settings.window == "full":
+            return ""
+        assert self.windowed is not None
+        tokens = "x".join(map(str, by_name(self.order, self.windowed)))
+        whose = "each head's window" if is_per_head(self.settings.window) else "the window"
+        if any(self.ends):
+            return f"always_keep leaves {tokens} tokens, and {whose} has all of these"
+        return f"{whose} has all of {tokens} tokens; a smaller window or tile has fewer"
+
     def report(self, kernel: str) -> list[ReplacedSite]:
         """One row per attention; numbers are (frames, rows, cols) whatever the order of the tokens."""
         plan = self.plan
@@ -130,6 +142,7 @@ class GridPlan:
                 kernel=kernel,
                 evidence=self._evidence(site),
                 order=site.grid.order_text,
+                why_exact=self.why_exact,
             )
             for site in self.sites
         ]
@@ -195,8 +208,14 @@ def crossing_axes(axes: Collection[Axis], min_tokens: int) -> set[Axis]:
     }
 
 
-def unfit_grid(grid: Triple | None, lengths: Collection[Size]) -> str:
-    """What to say of a declared grid that has as many tokens as no sequence of a graph's attentions; "" if one may have."""
+def unfit_grid(
+    grid: Triple | None, lengths: Collection[Size], found: Collection[VideoAttention]
+) -> str:
+    """What to say of a declared grid that has as many tokens as no sequence of a graph's attentions, or that the graph
+    contradicts; "" if it may be right."""
+    for attention in found:
+        if attention.grid.contradicts is not None:
+            return f"the grid is {attention.grid.basis}"
     if (
         grid is None
         or not lengths

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ from . import _torch
 from .analysis.find_timestep import NoTimestep, TimestepFact, find_timestep
 from .analysis.first_call import ConventionMemory, first_value, largest_value
 from .analysis.graph_view import GraphView
+from .errors import InvalidOptionError
 from .ir.noise_level import Convention, UnknownConvention, has_dense_steps
 from .planning.noise import decide_convention
 from .planning.scheduler_convention import convention_of_schedule
@@ -74,9 +76,31 @@ def plan_noise(
         scheduler = call.scheduler if call is not None else None
         found = _convention(model, settings, timestep.factor, value, scheduler, remember)
         return NoisePlan(True, timestep, found)
+    if model is not None and _torch.is_whole_forward():
+        check_timestep(model, settings.timestep)
     if call is None:
         return NoisePlan(True, timestep)
     return NoisePlan(True, timestep, convention_of_call(call, settings), of_call=True)
+
+
+def check_timestep(model: torch.nn.Module, option: str) -> None:
+    """Raises InvalidOptionError if option `timestep` names nothing that the model's forward takes, as far as that is known.
+
+    What is an argument's entry, `batch["t"]`, is called by both names.
+    """
+    parameters = inspect.signature(type(model).forward).parameters
+    kinds = {parameter.kind for parameter in parameters.values()}
+    if option == "auto" or kinds & {
+        inspect.Parameter.VAR_KEYWORD,
+        inspect.Parameter.VAR_POSITIONAL,
+    }:
+        return
+    names = [name for name in parameters if name != "self"]
+    if not any(option == name or option.startswith(f"{name}_") for name in names):
+        raise InvalidOptionError(
+            f"the option timestep={option!r} names no argument of {type(model).__name__}.forward; pass one of "
+            f"{', '.join(names)}"
+        )
 
 
 def convention_of_call(call: ModelCall, settings: Settings) -> Convention | UnknownConvention:

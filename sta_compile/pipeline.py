@@ -264,8 +264,8 @@ def _facts(
     with report.stage("infer grid"):
         trace, inference = infer_grids(trace, sites, settings.grid, example_inputs, axes)
         answers = [inference.classify(site) for site in sites]
-        report.unfit_grid = unfit_grid(settings.grid, inference.lengths(sites))
         found = [a for a in answers if isinstance(a, VideoAttention)]
+        report.unfit_grid = unfit_grid(settings.grid, inference.lengths(sites), found)
         grids = [axis_size(attention.grid.axis) for attention in found]
         refused = [
             answer

@@ -41,6 +41,7 @@ class ReplacedSite:
     order: str = (
         ""  # of the tokens, where it is not frames, rows, cols, or nothing says which is which
     )
+    why_exact: str = ""  # where nobody asked for a full window, and it is one
 
     @property
     def exact(self) -> bool:
@@ -94,7 +95,7 @@ class Report:
     settings: dict[str, Any] = field(default_factory=dict)  # Settings.to_dict()
     reason: str = ""
     hint: str = ""
-    unfit_grid: str = ""  # what there is to say of a declared grid that fits no attention
+    unfit_grid: str = ""  # what there is to say of a declared grid that is not used
     # For later graphs.
     leaving: Leaving = field(default_factory=Leaving)
     beside: tuple[OtherSequence, ...] = ()

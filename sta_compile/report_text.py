@@ -46,7 +46,8 @@ def _what_was_done(report: Report) -> str:
     regions = f" ({len(sites)} compiled)" if report.replacements > len(sites) else ""
     head = f"sta: {report.replacements} of {total} self-attentions{regions} over {over}"
     if all(site.exact for site in sites):
-        parts = [f"{head} keep every pair: exact"]
+        why = next((site.why_exact for site in sites if site.why_exact), "")
+        parts = [f"{head} keep every pair: exact" + (f" ({why})" if why else "")]
     else:
         parts = [f"{head} keep {_kept(sites)}", _dense(report), 'window="full" is exact']
     refused = [site for site in report.refused if site.self_attention]
@@ -182,10 +183,12 @@ def _facts(report: Report) -> str:
     level = "not needed" if not noise.needed else noise.convention or "unknown"
     lines = []
     if report.replaced:
-        grids = dict.fromkeys((site.grid, site.evidence, site.order) for site in report.replaced)
+        grids = dict.fromkeys(
+            (site.grid, site.evidence, site.order, site.why_exact) for site in report.replaced
+        )
         lines += [
-            "; ".join(filter(None, (f"grid {shape(grid)}: {evidence}", order)))
-            for grid, evidence, order in grids
+            "; ".join(filter(None, (f"grid {shape(grid)}: {evidence}", order, why)))
+            for grid, evidence, order, why in grids
             if evidence
         ]
         lines.append(

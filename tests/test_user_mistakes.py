@@ -36,6 +36,10 @@ PIPE = SimpleNamespace(components={"transformer": MODEL}, transformer=MODEL, __c
         (lambda: sta_compile.compile(None), "None is no model and no pipeline"),
         (lambda: sta_compile.compile(nn.Linear), "class Linear is no model"),
         (lambda: sta_compile.compile(MODEL, mode="fast"), "max-autotune"),
+        (
+            lambda: sta_compile.compile(MODEL, timestep="t"),
+            "no argument of Linear.forward; pass one of input",
+        ),
         (lambda: sta_compile.restore(3), "3 is no model and no pipeline"),
         (lambda: sta_compile.token_grid("a"), "frames, rows, cols"),
         (lambda: sta_compile.token_grid(1, 2), "frames, rows, cols"),

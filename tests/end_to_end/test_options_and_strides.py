@@ -38,6 +38,14 @@ class Timestep(Middle):
 
 
 @torch.no_grad()
+def test_a_timestep_that_is_no_argument_is_a_mistake():
+    inputs = {"latent": latent(), "timestep": torch.full((2,), 999.0)}
+    options = {**SPARSE, "dense_above": 0.95, "timestep": "t"}
+    with pytest.raises(StaError, match=r"timestep='t' names no argument .* latent, timestep"):
+        compile_variants(Timestep(), inputs, {"sta": options})
+
+
+@torch.no_grad()
 def test_another_timestep_has_a_convention_of_its_own():
     model, reports = TwoTimesteps(), []
     inputs = {"latent": latent(), "timestep": torch.full((2,), 999.0)}
@@ -183,3 +191,34 @@ def test_a_declared_grid_that_fits_nothing_is_spoken_of():
     report = compile_variants(TinyVideo(), inputs, {"sta": wrong})["sta"].report
     assert report.replaced
     assert report.summary().endswith(said + "151, 144, 7")
+
+    contradicted = compile_variants(TinyVideo(), inputs, {"sta": {**SPARSE, "grid": (3, 4, 12)}})[
+        "sta"
+    ].report
+    assert contradicted.replaced[0].grid == (3, 6, 8)
+    assert "so (3, 4, 12) of option grid is not used" in contradicted.summary()
+
+
+@pytest.mark.parametrize(
+    ("options", "grid", "why"),
+    [
+        ({"window": (1, 3, 3)}, (3, 6, 8), "the window has all of 3x6x8 tokens"),
+        ({"window": [(1, 3, 3), (3, 1, 3)]}, (3, 6, 8), "each head's window has all of 3x6x8"),
+        (
+            {"window": (3, 2, 2), "tile": (1, 2, 2), "always_keep": {"frames": [0, 1, 2]}},
+            (4, 2, 2),
+            "always_keep leaves 1x2x2 tokens, and the window has all of these",
+        ),
+        ({"window": "full"}, (3, 6, 8), ""),
+        (SPARSE, (3, 6, 8), ""),
+    ],
+)
+@torch.no_grad()
+def test_what_is_exact_though_nobody_asked_is_said(options, grid, why):
+    inputs = {"latent": torch.randn(1, CHANNELS, *grid)}
+    report = compile_variants(TinyVideo(), inputs, {"sta": options})["sta"].report
+    (site,) = report.replaced
+    assert site.exact == (options is not SPARSE)
+    assert site.why_exact.startswith(why)
+    assert bool(site.why_exact) == bool(why)
+    assert why in report.summary()
