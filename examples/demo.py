@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 import sta_compile
+from sta_compile.errors import ends_in_a_line, needs
 from sta_compile.ir.attention_spec import Triple
 from sta_compile.ir.tiling import Tiling
 from sta_compile.ir.window import Window
@@ -73,6 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, help="layers of Wan, for a quick look")
     parser.add_argument("--picture", default="sta_window.png")
     args = parser.parse_args(arguments)
+    needs("diffusers", "matplotlib")
 
     on_gpu = torch.cuda.is_available()
     console.print(
@@ -151,4 +153,5 @@ def error(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    with ends_in_a_line():
+        main()

@@ -10,23 +10,29 @@ The only line that a pipeline needs is `pipe.transformer.compile(backend="sta")`
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from diffusers import (
-    AutoencoderKLWan,
-    FlowMatchEulerDiscreteScheduler,
-    WanPipeline,
-    WanTransformer3DModel,
-)
 from rich.console import Console
 from rich.table import Table
 
 import sta_compile
+from sta_compile.errors import ends_in_a_line, needs
+
+if TYPE_CHECKING:
+    from diffusers import WanPipeline
 
 
 def tiny_pipeline() -> WanPipeline:
     """Random weights; the text encoder is replaced by random prompt embeddings."""
+    from diffusers import (
+        AutoencoderKLWan,
+        FlowMatchEulerDiscreteScheduler,
+        WanPipeline,
+        WanTransformer3DModel,
+    )
+
     torch.manual_seed(0)
     transformer = WanTransformer3DModel(
         num_layers=2, num_attention_heads=2, attention_head_dim=24, ffn_dim=64, text_dim=16,
@@ -65,6 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--prompt", default="a red fox runs through snow")
     parser.add_argument("--steps", type=int)
     args = parser.parse_args(arguments)
+    needs("diffusers", "transformers")
+    from diffusers import WanPipeline
 
     if args.model:
         pipe = WanPipeline.from_pretrained(args.model, torch_dtype=torch.bfloat16).to("cuda")
@@ -99,4 +107,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ends_in_a_line():
+        main()

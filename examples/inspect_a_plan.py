@@ -10,6 +10,7 @@ import argparse
 from rich.console import Console
 from rich.table import Table
 
+from sta_compile.errors import ends_in_a_line
 from sta_compile.option_values import triple, triple_or
 from sta_compile.picture import draw_window
 from sta_compile.planning.choose_tiles import plan_attention
@@ -38,4 +39,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ends_in_a_line():
+        main()

@@ -16,6 +16,7 @@ import argparse
 import torch
 
 import sta_compile
+from sta_compile.errors import ends_in_a_line
 from sta_compile.video_models import build, make_inputs
 
 SMALL = {"num_layers": 2, "num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 128,
@@ -42,4 +43,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with ends_in_a_line():
+        main()

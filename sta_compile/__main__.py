@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .errors import StaError
+from .errors import StaError, needs
 from .option_values import triple
 
 T = TypeVar("T")
@@ -32,13 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = args.run(args)
     except StaError as error:
         print(f"sta_compile: {error}", file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "diffusers":
-            raise
-        print(
-            "sta_compile: this command needs diffusers; run pip install diffusers", file=sys.stderr
-        )
         return 2
     return code
 
@@ -144,6 +137,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _explain(args: argparse.Namespace) -> int:
+    needs("diffusers")
     from .known_classes import explain_class
 
     size = _read(
@@ -177,6 +171,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    needs(*["matplotlib"] if args.chart else [])
     from .bench.measure import Options
     from .bench.peers import PEERS
     from .bench.run import device_of, run, write
@@ -208,6 +203,7 @@ def _options(args: argparse.Namespace) -> int:
 
 
 def _coverage(args: argparse.Namespace) -> int:
+    needs("diffusers")
     from .coverage.run import run, write
 
     for path in (args.json, args.markdown):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import StaError
+from .errors import needs
 from .ir.attention_spec import Triple
 from .ir.tiling import Tiling
 from .ir.window import Window, kept
@@ -20,10 +20,9 @@ QUERY, KEPT, LEFT_OUT = "#d1495b", "#7fb3d5", "#f2f2f2"
 
 def draw_window(tiling: Tiling, window: Window, tile: Triple | None = None) -> Figure:
     """A figure for query tile (frames, rows, cols); the default is the tile in the middle."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise StaError("pictures need matplotlib; run pip install matplotlib") from error
+    needs("matplotlib")
+    from matplotlib.figure import Figure
+
     a, b, c = (n // 2 for n in tiling.tiles)
     tile = tile or (a, b, c)
     first, width = window.first(tiling, tile), window.effective(tiling)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .errors import StaError
+from .errors import StaError, needs
 from .ir.attention_spec import Triple
 
 # (tensor maker, model config, batch, latent (T, H, W)) -> keyword arguments of forward
@@ -198,6 +198,7 @@ def build(
 ) -> torch.nn.Module:
     """The diffusers class with its default config and `config`, randomly initialised; on meta without weights."""
     known = _known(name)
+    needs("diffusers")
     import diffusers
 
     settings = {**(known.config or {}), **(config or {})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,27 @@ def test_inspect_a_plan(run, tmp_path):
     out = run("inspect_a_plan", "30x48x80", "18,24,24", "--picture", str(tmp_path / "window.png"))
     assert "9.0% of all (query, key) pairs" in out
     assert (tmp_path / "window.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "missing"),
+    [
+        ("demo", [], ["matplotlib"]),
+        ("demo", [], ["diffusers", "matplotlib"]),
+        ("compile_a_model", [], ["diffusers"]),
+        ("regional_compile", [], ["diffusers"]),
+        ("diffusers_pipeline", [], ["diffusers", "transformers"]),
+        ("inspect_a_plan", ["5x6x8", "auto", "--picture", "window.png"], ["matplotlib"]),
+    ],
+)
+def test_a_missing_package_is_one_line(monkeypatch, name, arguments, missing):
+    for package in missing:
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    what = f"this needs {' and '.join(missing)}; run pip install {' '.join(missing)}"
+    assert stopped.value.code == f"sta_compile: {what}"
 
 
 @pytest.mark.usefixtures("stages_only")

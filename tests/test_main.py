@@ -59,7 +59,7 @@ def test_without_diffusers(capsys, monkeypatch, command):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     assert main(command) == 2
     said = capsys.readouterr().err.strip()
-    assert said == "sta_compile: this command needs diffusers; run pip install diffusers"
+    assert said == "sta_compile: this needs diffusers; run pip install diffusers"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..errors import StaError
+from ..errors import StaError, needs
 from .measure import Row
 
 if TYPE_CHECKING:
@@ -16,10 +16,9 @@ OURS, PEER, LIMIT = "#d1495b", "#7fb3d5", "#555555"
 
 def draw(rows: Sequence[Row], device: str) -> Figure:
     """A panel for each workload that has times; bars are TFLOP/s, labels milliseconds. StaError without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise StaError("charts need matplotlib; run pip install 'sta-compile[plot]'") from error
+    needs("matplotlib")
+    from matplotlib.figure import Figure
+
     shown = [row for row in rows if row.ms]
     if not shown:
         raise StaError("nothing was measured, so there is nothing to draw")
