@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import StaError, needs
 from .measure import Row
+from .table import unit_of_rates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,13 +16,14 @@ OURS, PEER, LIMIT = "#d1495b", "#7fb3d5", "#555555"
 
 
 def draw(rows: Sequence[Row], device: str) -> Figure:
-    """A panel for each workload that has times; bars are TFLOP/s, labels milliseconds. StaError without matplotlib."""
+    """A panel for each workload that has times; bars are rates, labels milliseconds. StaError without matplotlib."""
     needs("matplotlib")
     from matplotlib.figure import Figure
 
     shown = [row for row in rows if row.ms]
     if not shown:
         raise StaError("nothing was measured, so there is nothing to draw")
+    unit, factor = unit_of_rates(rate for row in shown for rate in row.tflops.values())
     heights = [len(row.ms) + 1.2 for row in shown]
     figure = Figure(figsize=(8, 0.3 * sum(heights) + 0.8), layout="constrained")
     panels = figure.subplots(
@@ -29,14 +31,14 @@ def draw(rows: Sequence[Row], device: str) -> Figure:
     )
     for axis, row in zip(panels[:, 0], shown, strict=True):
         names = sorted(row.ms, key=lambda name: -row.ms[name])
-        rates = [row.tflops[name] for name in names]
+        rates = [factor * row.tflops[name] for name in names]
         colours = [OURS if name == "sta" else PEER for name in names]
         bars = axis.barh(names, rates, color=colours)
         axis.bar_label(bars, [f"{row.ms[name]:.4g} ms" for name in names], padding=3, fontsize=7)
-        axis.axvline(row.matrix_tflops, color=LIMIT, linestyle="--", linewidth=0.8)
+        axis.axvline(factor * row.matrix_tflops, color=LIMIT, linestyle="--", linewidth=0.8)
         axis.set_title(f"{row.workload}, {row.kept:.0%} of pairs kept", fontsize=8, loc="left")
         axis.tick_params(labelsize=7)
         axis.margins(x=0.18)
-    panels[-1, 0].set_xlabel("TFLOP/s on kept pairs; dashed: a large matrix product", fontsize=8)
+    panels[-1, 0].set_xlabel(f"{unit} on kept pairs; dashed: a large matrix product", fontsize=8)
     figure.suptitle(device, fontsize=9)
     return figure

@@ -12,6 +12,7 @@ from math import prod
 
 import torch
 
+from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec, Triple
 from ..ir.geometry import Geometry
 from ..ir.tiling import Tiling
@@ -166,13 +167,17 @@ SMALL = (
 
 
 def workloads(small: bool, only: str, directions: str) -> tuple[Workload, ...]:
-    """only: a part of the name. directions: "forward", "backward" or "both"."""
-    every = SMALL if small else (*FORWARD, *BACKWARD)
-    return tuple(
+    """only: a part of the name. directions: "forward", "backward" or "both". StaError if none has it."""
+    every = [
         w
-        for w in every
-        if only in w.name and directions in ("both", "backward" if w.backward else "forward")
-    )
+        for w in (SMALL if small else (*FORWARD, *BACKWARD))
+        if directions in ("both", "backward" if w.backward else "forward")
+    ]
+    chosen = tuple(w for w in every if only in w.name)
+    if not chosen:
+        names = ", ".join(w.name for w in every)
+        raise StaError(f"no workload's name has {only!r} in it; pass a part of one of {names}")
+    return chosen
 
 
 def dtype_of(device: torch.device) -> torch.dtype:

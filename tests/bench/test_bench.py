@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 from sta_compile.__main__ import main
 from sta_compile.bench.chart import draw
 from sta_compile.bench.check import WrongResult, check
 from sta_compile.bench.inputs import Contestant, Inputs, ours
 from sta_compile.bench.measure import Options, Row, measure
+from sta_compile.bench.table import as_table
 from sta_compile.bench.workloads import BACKWARD, FORWARD, SMALL, workloads
 from sta_compile.errors import StaError
 from sta_compile.runtime.timing import interleaved
@@ -140,7 +143,10 @@ def test_small_sizes_run_on_a_cpu(capsys, tmp_path):
     [
         ([], "needs an NVIDIA GPU of compute capability 8.0 or later"),
         (["--small", "--peers", "flashh"], "there is no peer 'flashh'"),
-        (["--small", "--only", "nothing"], "no workload is chosen"),
+        (
+            ["--small", "--only", "nothing", "--direction", "backward"],
+            "no workload's name has 'nothing' in it; pass a part of one of small 333 backward",
+        ),
         (["--small", "--kernel", "fast"], "not a value of the option kernel"),
     ],
 )
@@ -154,6 +160,22 @@ def test_mistakes_are_one_line(capsys, arguments, hint):
 def test_a_chart_needs_something_to_draw():
     with pytest.raises(StaError, match="nothing was measured"):
         draw([Row("failed", "forward", failed="no")], "cpu")
+
+
+@pytest.mark.parametrize(
+    ("tflops", "unit", "cell"),
+    [({"sta": 706.4, "flash": 9.28}, "TFLOP/s", "706"), ({"sta": 3.6e-4, "flash": 0.0588}, "GFLOP/s", "0.36"),
+     ({"sta": 1.56e-5}, "MFLOP/s", "16")],
+)  # fmt: skip
+def test_rates_are_in_a_unit_that_fits(tflops, unit, cell):
+    """And columns of which nothing is known are left out."""
+    row = Row("case", "forward", ms=dict.fromkeys(tflops, 1.0), tflops=tflops, share={"sta": 0.004})
+    text = io.StringIO()
+    Console(file=text, width=120).print(as_table(row))
+    assert unit in text.getvalue()
+    assert f" {cell} " in text.getvalue()
+    assert "0.40%" in text.getvalue()
+    assert "MHz" not in text.getvalue()
 
 
 def test_workloads():
