@@ -5,6 +5,7 @@
     convention   what the model's timestep says about noise, where the compile inferred it: models of one class that are
                  compiled with equal options share Dynamo's code
     regions      what Dynamo checked of a block whose nested region is one that it had traced for another
+    checkpoints  whether a checkpoint runs the code that may run it again without what is compiled (`checkpoints`)
     positions    which grid the values of an input have, where they showed it (`read_positions`)
 
 A call for which one of them differs from the compile's compiles again (or finds the code of an earlier compile that
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch.fx
 
-from . import config, model_call
+from . import checkpoints, config, model_call
 from .analysis.position_values import Positions
 from .noise_plan import conventions
 from .read_positions import has_positions, others
@@ -38,6 +39,13 @@ def install_config_guard(names: Iterable[str]) -> bool:
     names = tuple(names)
     text = f"sta_compile.config is unchanged ({', '.join(names)})"
     return _install(partial(config.snapshot, names), text)
+
+
+def install_checkpoints_guard() -> bool:
+    """Guards on whether a checkpoint in Python computes anew what is compiled."""
+    return _install(
+        checkpoints.computed_anew, "a checkpoint in Python runs it, or none does, as before"
+    )
 
 
 def names_of_inputs(gm: torch.fx.GraphModule) -> list[str]:

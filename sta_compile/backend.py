@@ -49,6 +49,7 @@ def _compile(
 ) -> Callable[..., Any]:
     from . import _inductor, _torch, model_call, warn_once
     from ._guards import (
+        install_checkpoints_guard,
         install_config_guard,
         install_convention_guard,
         install_positions_guards,
@@ -58,6 +59,7 @@ def _compile(
     from .analysis.operator_limits import ONE_BODY
     from .analysis.told_axes import UNSEEN
     from .call_grids import declared_tokens
+    from .checkpoints import REASON
     from .pipeline import CALL_SDPA, NOTHING_FOUND
     from .regions import (
         RegionsHideTokens,
@@ -111,6 +113,8 @@ def _compile(
         gm = take_over(gm)
     if report.replaced and settings.noise == "auto" and report.noise.needed and flags is None:
         install_convention_guard(settings.timestep)
+    if report.replaced or any(site.reason == REASON for site in report.refused):
+        install_checkpoints_guard()
     if report.asked:
         asked = {names[i]: example_inputs[i] for i in report.asked}
         install_tokens_guard(asked, declared_tokens(settings))

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from . import _torch
-from .checkpoints import report_of
+from .checkpoints import entry, report_of
 from .denoisers import denoisers_of, parts_of, unets_of
 from .errors import StaError
 from .layerwise_casting import cast_inside
@@ -154,6 +154,7 @@ class CompiledModel:
         while self._undo:
             self._undo.pop()()
 
+    @entry
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # part of a whole that is being compiled
             return self._eager(*args, **kwargs)

@@ -35,6 +35,7 @@ from .call_grids import (
     other_sequences,
     specialise_inputs,
 )
+from .checkpoints import HINT, REASON, computed_anew
 from .errors import StaError, StrictError
 from .grid_plan import crossing_axes, plan_grids, stays_symbolic, unfit_grid
 from .ir.known_tokens import Doubt, Told
@@ -131,6 +132,9 @@ def _rewrite(
     if joined:
         facts = _analyse(gm, example_inputs, settings, report, told)
     trace, found, refused = facts.trace, facts.found, facts.refused
+    if computed_anew():
+        refused += [Refusal(attention.site.name, REASON, HINT) for attention in found]
+        found = []
     with report.stage("plan"):
         planned, dropped = plan_grids(trace, found, settings)
         refused += dropped

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from . import config
 from ._watch import aside
-from .checkpoints import in_checkpoint
+from .checkpoints import computed_anew
 from .model_call import current
 from .prefix import key_of
 from .regions import repeated_blocks
@@ -132,7 +132,7 @@ def _outside_checkpoints(given: Forward, compile: Callable[[Forward], Forward]) 
 
     def run(*args: Any, **kwargs: Any) -> Any:
         call = current()
-        if call is None or not call.may_train or not in_checkpoint():
+        if call is None or not computed_anew():
             return compiled(*args, **kwargs)
         call.exact.append(getattr(given, "__self__", None))
         return given(*args, **kwargs)

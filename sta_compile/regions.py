@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from . import _torch
-from ._guards import guard_reused_regions
 from .analysis.graph_view import fake_value
 from .shared_scope import SharedScope
 
@@ -101,6 +100,8 @@ class Regions:
             yield
 
     def _enter(self) -> None:
+        from ._guards import guard_reused_regions  # which imports what asks for regions
+
         guard_reused_regions()
         for block in self._repeated:
             forward = type(block).forward

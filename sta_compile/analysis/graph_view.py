@@ -260,8 +260,12 @@ def module_path(node: torch.fx.Node) -> str:
     parts = [p for p in path.split(".") if p]
     if parts and parts[0] in ("L", "G"):
         parts = parts[3:] if parts[1:3] == ["args", "0"] else parts[2:]
-    if "__self__" in parts:  # a method of the model that is called
-        parts = parts[parts.index("__self__") + 1 :]
+    for holder in (
+        "__self__",
+        "cell_contents",
+    ):  # of a method that is called, of a function that uses the model
+        if holder in parts:
+            parts = parts[parts.index(holder) + 1 :]
     return ".".join(p for p in parts if p not in ("_orig_mod", "_modules"))
 
 

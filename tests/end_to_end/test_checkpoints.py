@@ -22,7 +22,7 @@ from tests.end_to_end.test_breaks_before_blocks import OPTIONS, Branches, Model
 from tests.end_to_end.tiny import CHANNELS
 
 GRID = (3, 4, 5)
-EXACT = "its block is run by torch.utils.checkpoint outside of any graph"
+EXACT = "its block is run by torch.utils.checkpoint or an autograd.Function outside of any graph"
 
 
 @pytest.fixture(autouse=True)
@@ -144,3 +144,75 @@ def test_gradient_checkpointing_of_diffusers():
     assert relative_error(found, gradients(plain, **case.inputs)) < 1e-5
     said = {s.name for r in reports for s in r.refused if s.reason.startswith(EXACT)}
     assert len(said) == len(blocks)
+
+
+class OwnCheckpoint(torch.autograd.Function):
+    """As checkpoints of other libraries are: runs a block without gradients, and again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, block: nn.Module, x: Tensor) -> Tensor:
+        ctx.block = block
+        ctx.save_for_backward(x)
+        return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor]:
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.block(x)
+        y.backward(gradient)
+        return None, x.grad
+
+
+class Own(Checkpointed):
+    def forward(self, latent: Tensor) -> Tensor:
+        x = self.patchify(latent).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            self.before(x)
+            x = OwnCheckpoint.apply(lambda y, b=block: b(y), x) if self.layers else block(x)
+        return self.out(x).reshape(-1, *latent.shape[2:], CHANNELS).permute(0, 4, 1, 2, 3)
+
+
+class OwnBreaks(Own):
+    before = Model.before
+
+
+class OwnBreaksByData(Own):
+    before = Branches.before
+
+
+def compiled_whole(model: nn.Module) -> None:
+    model.compile(backend="sta", options={**OPTIONS, "grid": GRID})
+
+
+@pytest.mark.parametrize("kind", [Own, OwnBreaks, OwnBreaksByData])
+@pytest.mark.parametrize(
+    "compile", [lambda model: sta_compile.compile(model, **OPTIONS), compiled_whole]
+)
+def test_a_checkpoint_of_the_model_is_one(kind, compile):
+    """Exact in training, though the same blocks may have had a window before, without gradients."""
+    model = kind()
+    plain = copy.deepcopy(model)
+    inputs = {"latent": torch.randn(2, CHANNELS, *GRID)}
+    sta_compile.reset_reports()
+    compile(model)
+    with torch.no_grad():
+        model(**inputs)
+    for _ in range(3):
+        assert relative_error(gradients(model, **inputs), gradients(plain, **inputs)) < 1e-6
+    refused = {s.name: s.reason for r in sta_compile.reports() for s in r.refused}
+    assert any(reason.startswith(EXACT) for reason in refused.values())
+    assert not any("cell_contents" in name for name in refused)
+
+
+def test_a_block_that_is_compiled_by_itself_has_its_window_both_times():
+    model = Own()
+    plain = copy.deepcopy(model)
+    inputs = {"latent": torch.randn(2, CHANNELS, *GRID)}
+    sta_compile.reset_reports()
+    for block in model.blocks:
+        block.compile(backend="sta", options={**OPTIONS, "grid": GRID})
+    for _ in range(2):
+        found = gradients(model, **inputs)
+    check_windows(plain, plain.sites, found, sta_compile.reports(), **inputs)
