@@ -2,7 +2,8 @@
 
     graph view -> dimension trace -> attention sites -> token grids -> tilings and windows -> layout -> noise level
     ---- facts above, edits below; a refusal above drops a site, never the model ----
-    (the facts of a graph are found again if work on slices of a grid could be joined)
+    (the facts of a graph are found again if work on slices of a grid could be joined, or keys that were written into memory
+    are read from where they came from)
     -> dense flags -> conversions -> attention operators -> verify
 
 `rewrite` takes a Dynamo graph and edits it in place. If a stage fails the graph is as it was, and the report says why.
@@ -28,6 +29,7 @@ from .analysis.hint_grid import infer_grids
 from .analysis.infer_grid import GridInference, Refusal, VideoAttention
 from .analysis.told_axes import told_axes
 from .analysis.trace_dims import DimTrace, trace_dims
+from .analysis.written_keys import WRITTEN
 from .apply_plan import apply_plan
 from .call_grids import (
     declared_tokens,
@@ -42,6 +44,7 @@ from .ir.known_tokens import Doubt, Told
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
 from .report import RefusedSite, ReplacedSite, Report
+from .rewriting.forward_writes import forward_writes
 from .rewriting.join_slices import join_slices
 from .rewriting.repair_calls import repair_calls
 from .rewriting.repair_outputs import repair_outputs
@@ -125,6 +128,11 @@ def _rewrite(
         # What is proved comes before what values say.
         told = _told_by_call(gm, example_inputs, settings, report, call)
         facts = _analyse(gm, example_inputs, settings, report, told)
+    forwarded = any(r.reason == WRITTEN.reason for r in facts.refused) and bool(
+        forward_writes(facts.trace.view)
+    )
+    if forwarded:
+        facts = _analyse(gm, example_inputs, settings, report, told)
     before = record(gm)
     grids = [attention.grid.axis for attention in facts.found]
     may_join = settings.layout == "graph" and not crossing_axes(grids, settings.min_tokens)
@@ -158,7 +166,7 @@ def _rewrite(
         for r in refused
     ]
     if not planned:
-        if joined:
+        if joined or forwarded:
             saved.restore()
         report.reason, report.hint = _nothing(len(facts.calls), refused)
         return

@@ -2,7 +2,8 @@
 
     cache[:, :, start : start + n] = k; attention(q, cache[:, :, : start + n], ...)
 
-Nothing says what the axis of such memory is made of, so the video's keys are not found in it. They are named in the report.
+Nothing says what the axis of such memory is made of, so the video's keys are not found in it. `rewriting.forward_writes`
+reads them from where they came from, if the memory holds just these; others are named in the report.
 """
 
 from __future__ import annotations

@@ -73,22 +73,82 @@ class Copied(Cached):
         return cache[:, :, : start + own.shape[2]].clone()
 
 
-@pytest.mark.parametrize("make", [Written, Copied, WrittenBesides])
+class Changed(Written):
+    """What is read is not what was written, or not all that the memory is read for."""
+
+    def together(self, cache: Tensor, own: Tensor, start: int) -> Tensor:
+        cache[:, :, start : start + own.shape[2]] = own
+        own.mul_(2)
+        return cache[:, :, : start + own.shape[2]]
+
+
+class WrittenOver(Written):
+    def together(self, cache: Tensor, own: Tensor, start: int) -> Tensor:
+        super().together(cache, own, start)
+        cache[:, :, start : start + 4] = 1.0
+        return cache[:, :, : start + own.shape[2]]
+
+
+class WrittenLater(Written):
+    def together(self, cache: Tensor, own: Tensor, start: int) -> Tensor:
+        read = super().together(cache, own, start)
+        cache[:, :, :4] += 1.0
+        return read
+
+
+class ReadFurther(Written):
+    def together(self, cache: Tensor, own: Tensor, start: int) -> Tensor:
+        super().together(cache, own, start)
+        return cache[:, :, : start + own.shape[2] + 4]
+
+
+class OtherHeads(Written):
+    def together(self, cache: Tensor, own: Tensor, start: int) -> Tensor:
+        cache[:, :1, start : start + own.shape[2]] = own[:, :1]
+        return cache[:, :, : start + own.shape[2]]
+
+
+class OneCache(Written):
+    """Of keys and values, [2, batch, heads, tokens, head_dim]; both are written before they are read."""
+
+    def forward(self, latent: Tensor, cache: Tensor, seen=None, start: int = 0):
+        return super().forward(latent, cache[0], cache[1], seen, start)
+
+
 @torch.no_grad()
-def test_keys_in_a_cache_that_is_written(make):
-    """Read back they are named in the report; as its hint says, they are found."""
+def test_keys_and_values_in_one_cache():
+    model, backend = OneCache(), RewritingBackend({"sta": SPARSE})
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    chunk, cache = torch.randn(1, CHANNELS, 2, 4, 6), torch.randn(2, 1, 2, 160, 8)
+    copy = cache.clone()
+    found = compiled(chunk, cache, start=48)
+    (site,) = backend.reports["sta"][-1].replaced
+    window = window_mask((2, 4, 6), site.tiles, site.window)
+    seen = torch.cat([torch.ones(48, 48, dtype=torch.bool), window], 1)
+    assert relative_error(found, model(chunk, copy, seen, 48)) < 1e-5
+    assert torch.equal(cache, copy)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Written, WrittenBesides, Copied, Changed, WrittenOver, WrittenLater, ReadFurther, OtherHeads],
+)
+@torch.no_grad()
+def test_keys_that_are_written_into_a_cache_for_all_chunks(make):
+    """They are read from where they came from, if that is what the memory holds. The memory is written as before."""
     model, backend = make(), RewritingBackend({"sta": SPARSE})
     torch._dynamo.reset()
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     grid = (2, 4, 6)
     for start in (0, 48, 96):
         chunk = torch.randn(1, CHANNELS, *grid)
-        keys, values = torch.randn(2, 1, 2, 144, 8)
+        keys, values = torch.randn(1, 2, 160, 8), torch.randn(1, 2, 160, 8)
         copies = keys.clone(), values.clone()
         found = compiled(chunk, keys, values, start=start)
         report = backend.reports["sta"][-1]
         seen = None
-        if make is not WrittenBesides:
+        if make not in (Written, WrittenBesides):
             (refused,) = report.refused
             assert "written into a buffer" in refused.reason
             assert report.reason == refused.reason
