@@ -157,7 +157,7 @@ def _reset() -> None:
 sta.reset = _reset  # type: ignore[attr-defined]
 
 
-def _device(example_inputs: Sequence[Any]) -> torch.device:
+def device_of(example_inputs: Sequence[Any]) -> torch.device:
     devices = [x.device for x in example_inputs if isinstance(x, torch.Tensor)]
     return next((d for d in devices if d.type != "cpu"), torch.device("cpu"))
 
@@ -180,7 +180,7 @@ def rewrite_for_device(
     from .report import Report
     from .runtime.target import detect
 
-    target = detect(device or _device(example_inputs))
+    target = detect(device or device_of(example_inputs))
     if target.unsupported and target.kind not in ("cpu", "meta"):
         model = _torch.root_module()
         return gm, Report(

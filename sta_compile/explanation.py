@@ -61,11 +61,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The reports of a model's graphs; as a whole it reads like one report."""
+    """The reports of a model's graphs; as a whole it reads like one report. target: the GPU that is not here, if any."""
 
     reports: tuple[Report, ...]
     schedule: Schedule | None = None
     note: str = ""
+    target: str = ""
 
     @property
     def name(self) -> str:
@@ -147,7 +148,11 @@ class Explanation:
         return self.merged().summary()
 
     def to_dict(self) -> dict[str, Any]:
-        values = self.merged().to_dict() | {"graphs": len(self.reports), "note": self.note}
+        values = self.merged().to_dict() | {
+            "graphs": len(self.reports),
+            "note": self.note,
+            "target": self.target,
+        }
         if self.schedule is not None:
             values["schedule"] = {
                 "timesteps": list(self.schedule.timesteps),
@@ -183,6 +188,8 @@ class Explanation:
                 )
             )
         parts.append(self.merged().__rich__())
+        if self.target:
+            parts.append(Text(f"kernels: those that {self.target} would run (STA_TARGET)"))
         if self.note:
             parts.append(Text(self.note))
         if self.schedule is not None:
@@ -219,16 +226,23 @@ def explain(
     def run(*args: Any, **kwargs: Any) -> Explanation:
         import torch
 
+        from . import config
         from ._trace import trace, unwrap
-        from .backend import rewrite_for_device
+        from .backend import device_of, rewrite_for_device
+        from .warm_kernels import first_kernels
 
         reports: list[Report] = []
+        targets: list[str] = []
 
         def visit(gm: Any, example_inputs: Sequence[Any]) -> None:
-            there = None if device is None else torch.device(device)
-            report = rewrite_for_device(gm, example_inputs, settings, remember=False, device=there)[
-                1
-            ]
+            there = device_of(example_inputs) if device is None else torch.device(device)
+            gm, report = rewrite_for_device(
+                gm, example_inputs, settings, remember=False, device=there
+            )
+            if report.replaced:
+                report.name_kernels(first_kernels(gm, there))
+            if there.type == "meta" and config.target != "auto":
+                targets.append(config.target)
             if isinstance(inner, torch.nn.Module):
                 report.name = type(inner).__name__
             reports.append(report)
@@ -236,7 +250,7 @@ def explain(
         inner = unwrap(model)
         trace(inner, args, kwargs, visit, fullgraph=fullgraph)
         note = REGIONAL if inner is model and _regional(inner) else ""
-        found = Explanation(tuple(reports), note=note)
+        found = Explanation(tuple(reports), note=note, target="".join(targets[:1]))
         found = found.knowing_noise(inner, steps[0] if steps else None)
         if steps is None or not found.replaced:
             return found

@@ -190,7 +190,7 @@ class ProcessSettings:
         "auto",
         _architecture,
         f'"auto" or an architecture: {", ".join(f"sm_{number}" for number in SHARED_MEMORY)}',
-        "The GPU that doctor and builds ahead of time are for where there is none. Tensors that are on a GPU run on that.",
+        "The GPU, if it is not here, that doctor, explain and builds ahead are for. Tensors that are on a GPU run on that.",
     )
 
 

@@ -3,6 +3,8 @@ captured from the first call."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.fx
 
@@ -10,21 +12,31 @@ from ._torch import graph_modules, size_hint
 from .analysis.graph_view import fake_value
 from .ir.attention_spec import AttentionSpec, is_per_head
 from .ops.arguments import geometry_of
-from .runtime.prepare import Request, prepare
+from .runtime.prepare import Request, choices, prepare
 
 
 def warm_kernels(gm: torch.fx.GraphModule) -> tuple[str, ...]:
     """Texts of the kernels that the graph's attentions will launch; none on a CPU."""
-    kernels: dict[str, None] = {}
-    seen: set[Request] = set()
-    for module in graph_modules(gm):
-        for node in module.graph.nodes:
-            if node.target is torch.ops.sta.attention.default:
-                request = request_of(node)
-                if request not in seen:
-                    seen.add(request)
-                    kernels.update(dict.fromkeys(prepare(request)))
-    return tuple(kernels)
+    return tuple(dict.fromkeys(text for request in _requests(gm) for text in prepare(request)))
+
+
+def first_kernels(gm: torch.fx.GraphModule, device: torch.device) -> tuple[str, ...]:
+    """As `warm_kernels`, for a device that need not be there: what is preferred, and nothing is built."""
+    requests = (replace(request, device=device) for request in _requests(gm))
+    specs = (spec for r in requests if r.has_kernels for first in choices(r)[:1] for spec in first)
+    return tuple(dict.fromkeys(spec.text() for spec in specs))
+
+
+def _requests(gm: torch.fx.GraphModule) -> tuple[Request, ...]:
+    """Of the graph's attentions, each once."""
+    return tuple(
+        dict.fromkeys(
+            request_of(node)
+            for module in graph_modules(gm)
+            for node in module.graph.nodes
+            if node.target is torch.ops.sta.attention.default
+        )
+    )
 
 
 def request_of(node: torch.fx.Node) -> Request:

@@ -31,6 +31,16 @@ def test_explain_prints_json(capsys):
     assert found["name"] == "WanTransformer3DModel"
 
 
+@pytest.mark.parametrize(("target", "kernel"), [("sm_90", "cutlass"), ("sm_80", "triton")])
+def test_explain_names_the_kernel_of_a_gpu_that_is_not_there(capsys, monkeypatch, target, kernel):
+    monkeypatch.setenv("STA_TARGET", target)
+    assert explain("--size", "81x480x832") == 0
+    out = capsys.readouterr().out
+    assert f"kernels: those that {target} would run" in out
+    (row,) = (line for line in out.splitlines() if "blocks.0-1.attn1" in line)
+    assert row.split()[-2] == kernel
+
+
 def test_nothing_replaced_is_an_exit_code_of_one(capsys):
     assert explain("--size", "5x64x64") == 1
     assert "min_tokens" in capsys.readouterr().out

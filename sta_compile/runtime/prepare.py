@@ -95,23 +95,26 @@ def prepare(request: Request) -> tuple[str, ...]:
     """
     if not request.has_kernels:
         return ()
-    problem, kernel = request.problem(), request.kernel
-    if request.geometry is None:
-        choices = candidates(problem, kernel)
-    else:
-        choices = tuple((spec,) for spec in select(problem, kernel, request.choice)[0])
     done: list[str] = []
-    for specs in choices:  # of one emitter; the next is for where it fails
+    for specs in choices(request):  # of one emitter; the next is for where it fails
         works = [spec.text() for spec in specs if _build(spec, request.device)]
         done += works
         if len(works) == len(specs):
             break
     if request.backward:
         specs = cutlass_backward.kernels(
-            problem, kernel, torch.are_deterministic_algorithms_enabled()
+            request.problem(), request.kernel, torch.are_deterministic_algorithms_enabled()
         )
         done += [spec.text() for spec in specs if _build(spec, request.device)]
     return tuple(done)
+
+
+def choices(request: Request) -> tuple[tuple[KernelSpec, ...], ...]:
+    """The forward kernels of each emitter that may run such calls, preferred first; several where the grid is not known."""
+    problem = request.problem()
+    if request.geometry is None:
+        return candidates(problem, request.kernel)
+    return tuple((spec,) for spec in select(problem, request.kernel, request.choice)[0])
 
 
 def _build(spec: KernelSpec, device: torch.device) -> bool:

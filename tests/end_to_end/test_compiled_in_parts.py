@@ -188,7 +188,7 @@ def test_amd_gpus_run_plain_inductor(capability, monkeypatch):
     given = []
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
-    monkeypatch.setattr(backend, "_device", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr(backend, "device_of", lambda _: torch.device("cuda", 0))
     monkeypatch.setattr(
         _torch, "compile_with_inductor", lambda gm, *_, **__: given.append(gm) or gm.forward
     )
