@@ -31,7 +31,7 @@ from .attention_site import (
     NO_SCALE,
     PACKED,
     AttentionSite,
-    Order,
+    DimOrder,
     Problem,
     default_scale,
     dropout_of,
@@ -61,7 +61,7 @@ class Operands:
     k: torch.fx.Node
     v: torch.fx.Node
     mask: torch.fx.Node | None
-    order: Order
+    order: DimOrder
 
 
 def operands_of(node: torch.fx.Node) -> Operands | None:
@@ -81,7 +81,7 @@ class _Call:
     q: torch.fx.Node
     k: torch.fx.Node
     v: torch.fx.Node
-    order: Order
+    order: DimOrder
     meant: Mapping[str, Any]
     others: Mapping[str, Any]
 
@@ -118,7 +118,7 @@ class _Call:
             problem=problem or self._not_neutral(),
         )
 
-    def _packing(self) -> tuple[Order, int, Problem | None]:
+    def _packing(self) -> tuple[DimOrder, int, Problem | None]:
         """The order, the number of samples in a packed call, and why that can't be told."""
         given = [self.meant.get(f"{x} lengths") for x in "qk"]
         if self.order is not PACKED:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.fx
 
-from .attention_site import BHND, BNHD, PACKED, Order
+from .attention_site import BHND, BNHD, PACKED, DimOrder
 from .graph_view import canonical_name
 
 # What the tensors of a call are; a call with sequence lengths is packed.
-ORDERS: Mapping[str, Order] = {
+ORDERS: Mapping[str, DimOrder] = {
     "scaled_dot_product_attention": BHND,
     "flex_attention": BHND,
     "_scaled_dot_product_flash_attention": BHND,

@@ -1,6 +1,6 @@
 """One attention computation of a graph, whatever its spelling: which values, and which of their dimensions is what.
 
-`einsum("bqhd,bkhd->bhqk", q, k)` reads q as [batch, tokens, heads, features]: its `Order` is (batch 0, heads 2, tokens 1,
+`einsum("bqhd,bkhd->bhqk", q, k)` reads q as [batch, tokens, heads, features]: its `DimOrder` is (batch 0, heads 2, tokens 1,
 features 3). bmm reads [batch * heads, tokens, features], which has no dimension of heads; flash-attn's packed form reads
 [batch * tokens, heads, features], where batch and tokens are one dimension.
 """
@@ -19,7 +19,7 @@ from .graph_view import fake_value, number_of
 
 
 @dataclass(frozen=True)
-class Order:
+class DimOrder:
     """Dimensions of a tensor by what they hold. batch, heads: None if the tensor has no such dimension.
 
     batch == tokens: one dimension holds both, the samples one after the other.
@@ -34,12 +34,12 @@ class Order:
     def packed(self) -> bool:
         return self.batch == self.tokens
 
-    def before(self, moved: Sequence[int]) -> Order:
+    def before(self, moved: Sequence[int]) -> DimOrder:
         """The order of what a transpose read. moved: which dimension of its input each of its output's is."""
         batch, heads = (None if d is None else moved[d] for d in (self.batch, self.heads))
-        return Order(batch, heads, moved[self.tokens], moved[self.features])
+        return DimOrder(batch, heads, moved[self.tokens], moved[self.features])
 
-    def after(self, moved: Sequence[int]) -> Order:
+    def after(self, moved: Sequence[int]) -> DimOrder:
         """The order of what a transpose makes of a tensor of this order."""
         places = [0] * len(moved)
         for place, dim in enumerate(moved):
@@ -47,11 +47,11 @@ class Order:
         return self.before(places)
 
 
-BHND = Order(0, 1, 2, 3)
-BNHD = Order(0, 2, 1, 3)
-BND = Order(0, None, 1, 2)  # heads merged into the batch, or none
-NHD = Order(None, 1, 0, 2)  # one sample
-PACKED = Order(0, 1, 0, 2)
+BHND = DimOrder(0, 1, 2, 3)
+BNHD = DimOrder(0, 2, 1, 3)
+BND = DimOrder(0, None, 1, 2)  # heads merged into the batch, or none
+NHD = DimOrder(None, 1, 0, 2)  # one sample
+PACKED = DimOrder(0, 1, 0, 2)
 
 
 @dataclass(frozen=True)
@@ -95,10 +95,10 @@ class AttentionSite:
     scale: float
     name: str
     mask: torch.fx.Node | None = None
-    q_order: Order = BHND
-    k_order: Order = BHND
-    v_order: Order = BHND
-    out_order: Order = BHND
+    q_order: DimOrder = BHND
+    k_order: DimOrder = BHND
+    v_order: DimOrder = BHND
+    out_order: DimOrder = BHND
     causal: bool = False
     gqa: bool = False
     dropout: float = 0.0
@@ -110,7 +110,7 @@ class AttentionSite:
     projections: Projections | None = None
 
     @property
-    def operands(self) -> tuple[tuple[torch.fx.Node, Order], ...]:
+    def operands(self) -> tuple[tuple[torch.fx.Node, DimOrder], ...]:
         return (self.q, self.q_order), (self.k, self.k_order), (self.v, self.v_order)
 
     @property
@@ -131,7 +131,9 @@ class AttentionSite:
         return merged and self.projections is None
 
 
-def sizes_of(node: torch.fx.Node, order: Order, samples: int = 1) -> tuple[Size, Size, Size, Size]:
+def sizes_of(
+    node: torch.fx.Node, order: DimOrder, samples: int = 1
+) -> tuple[Size, Size, Size, Size]:
     """Sizes as [batch, heads, tokens, features]; 1 for a dimension that the tensor doesn't have."""
     shape = [size_of(s) for s in fake_value(node).shape]
     batch = samples if order.batch is None or order.packed else shape[order.batch]

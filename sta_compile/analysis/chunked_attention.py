@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.fx
 
-from .attention_site import AttentionSite, Order
+from .attention_site import AttentionSite, DimOrder
 from .axes import Size, same_size, size_of
 from .graph_view import GraphView, argument, canonical_name, fake_value, is_tensor
 from .matrix_products import moved
@@ -26,7 +26,7 @@ class _Seen:
     """A value behind transposes and copies, and the nodes on the way."""
 
     node: torch.fx.Node
-    order: Order
+    order: DimOrder
     way: tuple[torch.fx.Node, ...]
 
 
@@ -107,7 +107,7 @@ def _passes(node: torch.fx.Node) -> bool:
     return canonical_name(node) in _COPIES or moved(node, fake_value(node).dim()) is not None
 
 
-def _behind(node: torch.fx.Node, order: Order) -> _Seen:
+def _behind(node: torch.fx.Node, order: DimOrder) -> _Seen:
     """The value behind transposes and copies that each chunk may make of its own."""
     way = []
     while canonical_name(node) and is_tensor(node.args[0]) and _passes(node):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch.fx
 
-from .attention_site import AttentionSite, Order
+from .attention_site import AttentionSite, DimOrder
 from .axes import Size, same_size, size_of
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .matrix_products import moved
@@ -25,7 +25,7 @@ _COPIES = ("contiguous", "clone")
 @dataclass(frozen=True)
 class _Few:
     node: torch.fx.Node
-    order: Order
+    order: DimOrder
     copies: int
     steps: tuple[torch.fx.Node, ...]
 
@@ -48,7 +48,7 @@ def without_copied_heads(site: AttentionSite) -> AttentionSite:
     )
 
 
-def _few(node: torch.fx.Node, order: Order) -> _Few | None:
+def _few(node: torch.fx.Node, order: DimOrder) -> _Few | None:
     """The value whose heads were copied, and how many times."""
     steps: list[torch.fx.Node] = []
     while True:
@@ -83,7 +83,7 @@ def _few(node: torch.fx.Node, order: Order) -> _Few | None:
 def _merged(
     source: torch.fx.Node,
     shapes: tuple[Sequence[Size], Sequence[Size]],
-    order: Order,
+    order: DimOrder,
     steps: list[torch.fx.Node],
 ) -> _Few | None:
     """[.., heads, copies, ..] flattened to [.., heads * copies, ..], where the copies come from one."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from .attention_site import NO_SCALE, AttentionSite, Order, Problem, dropout_of
+from .attention_site import NO_SCALE, AttentionSite, DimOrder, Problem, dropout_of
 from .axes import same_size, size_of
 from .graph_view import (
     argument,
@@ -318,14 +318,14 @@ class _Sides:
     summed: str
     shared: Labels
 
-    def order(self, labels: Labels, tokens: str, features: str) -> Order | None:
+    def order(self, labels: Labels, tokens: str, features: str) -> DimOrder | None:
         if tokens not in labels or features not in labels or len(self.shared) > 2:
             return None
         batch, heads = (*self.shared, None, None)[:2]
         found: dict[str | None, int] = {x: i for i, x in enumerate(labels)}
         if set(labels) - {batch, heads, tokens, features}:
             return None
-        return Order(found.get(batch), found.get(heads), found[tokens], found[features])
+        return DimOrder(found.get(batch), found.get(heads), found[tokens], found[features])
 
     def site(
         self,

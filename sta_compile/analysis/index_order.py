@@ -12,7 +12,7 @@ from .axes import Size, same_size, size_of
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .known_integers import known_integers
 from .mask_spans import at_most, position_of
-from .orders import Named, Order, listed
+from .orders import Named, Permutation, listed
 
 # The same numbers for every channel or sample.
 _SPREAD = (
@@ -21,7 +21,7 @@ _SPREAD = (
 )  # fmt: skip
 
 
-def index_order(index: Any) -> Order:
+def index_order(index: Any) -> Permutation:
     """Of a tensor of numbers, or of a list of them; place i gets row index[i]."""
     if not isinstance(index, torch.fx.Node):
         return listed([int(number) % len(index) for number in index])

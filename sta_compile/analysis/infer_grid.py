@@ -16,7 +16,7 @@ from typing import Any
 import torch.fx
 
 from ..ir.known_tokens import OF_CALL, Doubt
-from .attention_site import AttentionSite, Order, Problem
+from .attention_site import AttentionSite, DimOrder, Problem
 from .axes import (
     Atom,
     Axis,
@@ -184,7 +184,7 @@ class GridInference:
         known = [axis for axis in axes if axis is not None]
         return {axis_size(part) for axis in known for part in (axis, *segments_of(axis))}
 
-    def token_axis(self, site: AttentionSite, node: torch.fx.Node, order: Order) -> Axis | None:
+    def token_axis(self, site: AttentionSite, node: torch.fx.Node, order: DimOrder) -> Axis | None:
         """The tokens of one sample; where samples stand one after the other, they are the outer factors."""
         dims = self.trace.dims(node)
         if dims is None:

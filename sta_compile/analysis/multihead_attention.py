@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.fx
 
-from .attention_site import AttentionSite, Order, Problem, Projections, default_scale, dropout_of
+from .attention_site import AttentionSite, DimOrder, Problem, Projections, default_scale, dropout_of
 from .axes import size_of
 from .graph_view import argument, canonical_name, fake_value, is_tensor, module_path
 
@@ -47,7 +47,7 @@ def multihead_attention(node: torch.fx.Node) -> AttentionSite | None:
     scale = default_scale(width // heads)
     if scale is None:
         return None
-    order = Order(1, None, 0, 2) if fake_value(q).dim() == 3 else Order(None, None, 0, 1)
+    order = DimOrder(1, None, 0, 2) if fake_value(q).dim() == 3 else DimOrder(None, None, 0, 1)
     training = given["training"] is None or given["training"]  # the default is True
     return AttentionSite(
         picks[0],

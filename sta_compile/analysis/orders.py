@@ -43,11 +43,11 @@ class Named:
     inverse: bool = False
 
 
-Order: TypeAlias = Turned | Listed | Named
+Permutation: TypeAlias = Turned | Listed | Named
 FLIPPED = Turned(-1, -1)
 
 
-def listed(numbers: Sequence[int | None]) -> Order:
+def listed(numbers: Sequence[int | None]) -> Permutation:
     """The order of these numbers."""
     first, length = numbers[0], len(numbers)
     if first is None:
@@ -58,7 +58,7 @@ def listed(numbers: Sequence[int | None]) -> Order:
     return Listed(tuple(numbers))
 
 
-def inverse(order: Order) -> Order | None:
+def inverse(order: Permutation) -> Permutation | None:
     """What puts every position back in its place; None if nothing does."""
     if isinstance(order, Named):
         return Named(order.by, not order.inverse)
@@ -69,7 +69,7 @@ def inverse(order: Order) -> Order | None:
     return Listed(tuple(places[i] for i in range(len(places)))) if whole else None
 
 
-def both(first: Order, second: Order, length: Size) -> Order | None:
+def both(first: Permutation, second: Permutation, length: Size) -> Permutation | None:
     """One order for two, the second one of places that the first one filled; None if they make none that is known."""
     if isinstance(first, Turned) and isinstance(second, Turned):
         return Turned(first.sign * second.sign, first.sign * second.shift + first.shift)
@@ -83,7 +83,7 @@ def both(first: Order, second: Order, length: Size) -> Order | None:
     return listed([None if place is None else before[place] for place in after])
 
 
-def in_place(order: Order, length: Size) -> bool:
+def in_place(order: Permutation, length: Size) -> bool:
     """Does every position stand where it was?"""
     if isinstance(order, Turned):
         shift = order.shift % length if isinstance(length, int) else order.shift

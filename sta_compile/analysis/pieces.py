@@ -19,7 +19,7 @@ from .axes import Atom, Axis, Size, axis_size, resolve, same_size, segments_of, 
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .index_order import index_of
 from .mask_spans import at_most, index_items, position_of, written_region
-from .orders import Named, Order, Turned, in_place, listed
+from .orders import Named, Permutation, Turned, in_place, listed
 from .token_parts import TokenParts
 from .token_streams import before_casts
 
@@ -45,7 +45,7 @@ class Pieces:
     def __init__(self, parts: TokenParts) -> None:
         self.parts, self.trace = parts, parts.trace
 
-    def joined(self, node: torch.fx.Node, dim: int) -> tuple[Axis, Order] | None:
+    def joined(self, node: torch.fx.Node, dim: int) -> tuple[Axis, Permutation] | None:
         """One behind the other."""
         tensors, length = argument(node, 0, "tensors"), _length(node, dim)
         if any(fake_value(t).dim() <= dim for t in tensors):
@@ -57,7 +57,7 @@ class Pieces:
             place = place + _length(tensor, dim)
         return self._order(node, placed, length)
 
-    def padded(self, node: torch.fx.Node) -> tuple[Axis, Order] | None:
+    def padded(self, node: torch.fx.Node) -> tuple[Axis, Permutation] | None:
         """Behind what a padding puts before it."""
         source, amounts = argument(node, 0, "input"), argument(node, 1, "pad")
         for i, before in enumerate(amounts[::2]):
@@ -67,7 +67,7 @@ class Pieces:
                 return found
         return None
 
-    def stacked(self, node: torch.fx.Node) -> tuple[Axis, Order] | None:
+    def stacked(self, node: torch.fx.Node) -> tuple[Axis, Permutation] | None:
         """Single positions one behind the other, or longer pieces beside each other."""
         tensors, rank = argument(node, 0, "tensors"), fake_value(node).dim()
         dim, count = argument(node, 1, "dim", 0) % rank, len(tensors)
@@ -89,7 +89,7 @@ class Pieces:
                 return self._order(node, placed, length)
         return None
 
-    def written(self, node: torch.fx.Node) -> Iterator[tuple[Axis, Order]]:
+    def written(self, node: torch.fx.Node) -> Iterator[tuple[Axis, Permutation]]:
         """By `setitem`, along each dimension of its target."""
         target, index, value = node.args
         assert isinstance(target, torch.fx.Node)
@@ -105,7 +105,7 @@ class Pieces:
             if (found := self._order(node, [(start, pieces)], size)) is not None:
                 yield found
 
-    def cropped(self, node: torch.fx.Node) -> tuple[Axis, Order] | None:
+    def cropped(self, node: torch.fx.Node) -> tuple[Axis, Permutation] | None:
         """As many positions as a value has, of that value between others, from another place on."""
         cut = self.parts.cut(node)
         if cut is None:
@@ -127,7 +127,7 @@ class Pieces:
             place = place + axis_size(segment)
         return None
 
-    def _cropped_padding(self, node: torch.fx.Node, cut: Cut) -> tuple[Axis, Order] | None:
+    def _cropped_padding(self, node: torch.fx.Node, cut: Cut) -> tuple[Axis, Permutation] | None:
         padding, dim, start = cut
         source, amounts = argument(padding, 0, "input"), argument(padding, 1, "pad")
         dims, behind = self.trace.dims(source), fake_value(padding).dim() - 1 - dim
@@ -141,7 +141,7 @@ class Pieces:
 
     def _order(
         self, node: torch.fx.Node, placed: Sequence[tuple[Size, list[Piece]]], length: Size
-    ) -> tuple[Axis, Order] | None:
+    ) -> tuple[Axis, Permutation] | None:
         """Of what has all positions of a whole, or as many, if it is not the whole's."""
         found = [
             p.whole for _, pieces in placed for p in pieces if same_size(axis_size(p.whole), length)
@@ -244,7 +244,7 @@ def _is_segment(axis: Axis, whole: Axis) -> bool:
     return len(segments) > 1 and not sliced and set(own) <= set(segments)
 
 
-def _order_of(placed: Sequence[Placed], length: Size, node: torch.fx.Node) -> Order:
+def _order_of(placed: Sequence[Placed], length: Size, node: torch.fx.Node) -> Permutation:
     """The order of a whole whose pieces begin at these places."""
     if all(same_size(place, piece.start) and piece.step == 1 for place, piece in placed):
         return Turned(1, 0)

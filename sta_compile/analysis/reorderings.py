@@ -30,7 +30,7 @@ from .axes import (
 )
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .index_order import index_order, numbers_of, takes_all
-from .orders import FLIPPED, Named, Order, Turned, in_place, inverse
+from .orders import FLIPPED, Named, Permutation, Turned, in_place, inverse
 from .pieces import Pieces
 from .token_parts import TokenParts
 from .token_streams import before_casts, passed_on
@@ -58,7 +58,7 @@ class Move(NamedTuple):
     """The positions along an axis are taken in an order. axis: its atoms; length: its size."""
 
     axis: frozenset[Atom]
-    order: Order
+    order: Permutation
     length: Size
 
 
@@ -126,7 +126,7 @@ class Reorderings:
         self._name_after(node, sources[0], [move])
         return Reordering(tuple(sources), (move,))
 
-    def _in_pieces(self, node: torch.fx.Node, name: str) -> tuple[Axis, Order] | None:
+    def _in_pieces(self, node: torch.fx.Node, name: str) -> tuple[Axis, Permutation] | None:
         if name in _JOINS:
             dim = argument(node, 1, "dim", 0) if name == "cat" else _JOINS[name]
             return self._pieces.joined(node, dim % fake_value(node).dim())
@@ -237,7 +237,7 @@ class Reorderings:
         self._name_after(node, rows, [move])
         return Reordering((rows,), (move,))
 
-    def _move(self, axis: Axis, order: Order) -> Move:
+    def _move(self, axis: Axis, order: Permutation) -> Move:
         return Move(self.atoms(axis), order, axis_size(axis))
 
     def _name_after(
@@ -275,7 +275,7 @@ class Reorderings:
 
 def _turns(
     node: torch.fx.Node, name: str, sizes: Sequence[Size]
-) -> Iterator[tuple[int | None, Order | None]]:
+) -> Iterator[tuple[int | None, Permutation | None]]:
     """(dimension, order) of what is rolled or flipped; no dimension for all of them."""
     if name == "rot90":
         yield None, None

@@ -14,7 +14,7 @@ from itertools import accumulate
 from ..errors import StaError
 from .runs import Run
 from .tiling import Tiling
-from .window import Window, kept_pairs
+from .window import Window, kept_pairs, windows_of
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,13 @@ class Geometry:
         """(query, key) pairs of so many heads that are computed when all context keys are valid."""
         video = self.tiling.tokens
         beside = video * self.context_keys + (self.queries - video) * self.keys
-        windows = self.head_windows or (self.window,) * heads
-        return heads * beside + sum(kept_pairs(self.tiling, window) for window in windows)
+        kept = sum(kept_pairs(self.tiling, window) for window in self.windows)
+        return heads * beside + heads // len(self.windows) * kept
+
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """One for each head, or one that all have."""
+        return windows_of(self.window, self.head_windows)
 
     def by_window(self) -> dict[Window, tuple[int, ...]]:
         """Heads that have the same window; only where heads have windows of their own."""

@@ -95,6 +95,11 @@ def kept_pairs(tiling: Tiling, window: Window) -> int:
     return prod(kept_on_axis(length, n, w) for length, n, w in axes)
 
 
+def windows_of(window: Window, head_windows: tuple[Window, ...]) -> tuple[Window, ...]:
+    """One for each head, or one that all have; head_windows: () where all have `window`."""
+    return head_windows or (window,)
+
+
 def kept(tiling: Tiling, window: Window) -> float:
     """Share of the (query, key) pairs of video tokens that are computed."""
     return kept_pairs(tiling, window) / tiling.tokens**2

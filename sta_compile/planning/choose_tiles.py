@@ -47,7 +47,7 @@ from typing import Literal
 from ..errors import StaError
 from ..ir.attention_spec import HeadTriples, Triple, WindowRequest, is_per_head
 from ..ir.tiling import Tiling
-from ..ir.window import Window, kept, kept_on_axis
+from ..ir.window import Window, kept, kept_on_axis, windows_of
 from .choose_window import AUTO_PERCENT, auto_tiles, reach, requested_tiles
 from .cost import waste
 
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def windows(self) -> tuple[Window, ...]:
-        return self.head_windows or (self.window,)
+        return windows_of(self.window, self.head_windows)
 
     @property
     def kept(self) -> float:

@@ -9,14 +9,14 @@ from typing import Any
 import torch.fx
 import torch.nn.functional as F
 
-from ..analysis.attention_site import Order, Projections
+from ..analysis.attention_site import DimOrder, Projections
 from ..analysis.graph_view import fake_value
 from .fake_values import add_call
 
 
-def with_heads(order: Order) -> Order:
+def with_heads(order: DimOrder) -> DimOrder:
     """The order of [.., width] once the width is split into [.., heads, features]."""
-    return Order(order.batch, order.features, order.tokens, order.features + 1)
+    return DimOrder(order.batch, order.features, order.tokens, order.features + 1)
 
 
 def project(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from ..analysis.attention_site import Order
+from ..analysis.attention_site import DimOrder
 from ..analysis.graph_view import GraphView, fake_value, is_inplace
 from ..analysis.infer_grid import VideoAttention
 from .fake_values import add_call
@@ -44,7 +44,7 @@ def replace_attention(
     def call(op: str, target: Any, *args: Any) -> torch.fx.Node:
         return add_call(graph, op, target, args, like=old)
 
-    def operand(node: torch.fx.Node, order: Order) -> torch.fx.Node:
+    def operand(node: torch.fx.Node, order: DimOrder) -> torch.fx.Node:
         node = to_batch_heads_tokens(node, order, site.samples, old)
         if fake_value(node).dtype != dtype:  # what autocast does to SDPA's inputs
             node = call("call_method", "to", node, dtype)

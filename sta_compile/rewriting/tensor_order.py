@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import torch.fx
 
-from ..analysis.attention_site import Order
+from ..analysis.attention_site import DimOrder
 from ..analysis.graph_view import fake_value
 from .fake_values import add_call
 
 
 def to_batch_heads_tokens(
-    x: torch.fx.Node, order: Order, samples: int, before: torch.fx.Node
+    x: torch.fx.Node, order: DimOrder, samples: int, before: torch.fx.Node
 ) -> torch.fx.Node:
     """A view of `x` as [batch, heads, tokens, features], inserted before a node."""
     with x.graph.inserting_before(before):
@@ -29,7 +29,9 @@ def to_batch_heads_tokens(
     return x
 
 
-def from_batch_heads_tokens(x: torch.fx.Node, order: Order, before: torch.fx.Node) -> torch.fx.Node:
+def from_batch_heads_tokens(
+    x: torch.fx.Node, order: DimOrder, before: torch.fx.Node
+) -> torch.fx.Node:
     """The inverse for an output of that order."""
     with x.graph.inserting_before(before):
         packed = order.packed
@@ -45,10 +47,10 @@ def from_batch_heads_tokens(x: torch.fx.Node, order: Order, before: torch.fx.Nod
     return x
 
 
-def _taken_apart(order: Order) -> Order:
+def _taken_apart(order: DimOrder) -> DimOrder:
     """The order once samples have a dimension of their own, the first."""
     heads = None if order.heads is None else order.heads + 1
-    return Order(0, heads, order.tokens + 1, order.features + 1)
+    return DimOrder(0, heads, order.tokens + 1, order.features + 1)
 
 
 def _permuted(x: torch.fx.Node, dims: list[int], before: torch.fx.Node) -> torch.fx.Node:

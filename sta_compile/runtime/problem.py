@@ -55,7 +55,7 @@ def query_rows(geometry: Geometry) -> tuple[tuple[int, int], ...]:
 def runs_of_tiles(geometry: Geometry) -> tuple[tuple[tuple[int, ...], int], ...]:
     """(lengths of the video runs that a tile reads, how many tiles, of all heads if windows differ, read such runs)."""
     found: Counter[tuple[int, ...]] = Counter()
-    heads = Counter(geometry.head_windows or (geometry.window,))
+    heads = Counter(geometry.windows)
     for tile, (window, count) in product(
         product(*map(range, geometry.tiling.tiles)), heads.items()
     ):

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Interpreter, Node
 
-from sta_compile.analysis.attention_site import AttentionSite, Order
+from sta_compile.analysis.attention_site import AttentionSite, DimOrder
 from sta_compile.analysis.find_attention import find_attention
 from sta_compile.analysis.graph_view import GraphView
 from tests.analysis.traced import capture, capture_with_inputs
@@ -156,7 +156,7 @@ def recomputed(site: AttentionSite, values: Values) -> Tensor:
     return out
 
 
-def in_order(x: Tensor, order: Order) -> Tensor:
+def in_order(x: Tensor, order: DimOrder) -> Tensor:
     """The value as [batch, heads, tokens, features], as far as it has these."""
     dims = (order.batch, order.heads, order.tokens, order.features)
     return x.permute([d for d in dims if d is not None])
