@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.end_to_end.compiled import compile_variants, relative_error
 from tests.end_to_end.oracle import window_mask
-from tests.end_to_end.tiny import SPARSE
+from tests.end_to_end.tiny import SPARSE, OneProduct
 
 GRID = T, H, W = 3, 4, 6
 N = T * H * W
@@ -18,21 +17,15 @@ C, HEADS = 16, 2
 Body = Callable[["Model", Tensor], Tensor]  # [batch, frames, rows, cols, C] -> the same
 
 
-class Attention(nn.Module):
-    """[batch, frames, rows, cols, C]; positions: added to q and k, by their place in the sequence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.mask = nn.Linear(C, 3 * C), None
+class Attention(OneProduct):
+    """[batch, frames, rows, cols, C]; q and k are scaled by their place in the sequence."""
 
     def forward(self, x: Tensor) -> Tensor:
         places = [torch.arange(n, dtype=x.dtype) for n in x.shape[1:4]]
         table = torch.stack(torch.meshgrid(*places, indexing="ij"), -1).flatten(0, 2).sum(1).cos()
-        q, k, v = self.qkv(x.flatten(1, 3)).chunk(3, -1)
-        q, k = q * table[:, None], k * table[:, None]
-        q, k, v = (u.unflatten(-1, (HEADS, -1)).transpose(1, 2) for u in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, self.mask)
-        return x + out.transpose(1, 2).reshape(x.shape)
+        q, k, v = self.heads(x.flatten(1, 3))
+        scale = table[:, None, None]
+        return x + self.attend(q * scale, k * scale, v).view(x.shape)
 
 
 class Model(nn.Module):
@@ -40,7 +33,7 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Conv3d(4, C, 1)
-        self.attn = nn.ModuleList(Attention() for _ in range(3))
+        self.attn = nn.ModuleList(Attention(C, HEADS) for _ in range(3))
         self.out = nn.Linear(C, 4)
         self.body = body
         self.register_buffer("order", torch.randperm(W))

@@ -17,25 +17,11 @@ from torch import Tensor, nn
 from tests.end_to_end import attention_stubs as stubs
 from tests.end_to_end.compiled import compile_variants, relative_error
 from tests.end_to_end.oracle import window_mask
-from tests.end_to_end.tiny import SPARSE
+from tests.end_to_end.tiny import SPARSE, OneProduct
 
 GRID = T, H, W = 4, 4, 6
 C, HEADS = 16, 2
 Within = Callable[["Model", Tensor], Tensor]  # [batch, frames, rows, columns, C] -> the same
-
-
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv, self.mask = nn.Linear(C, 3 * C), None
-
-    def heads(self, x: Tensor) -> list[Tensor]:
-        """q, k and v [..., heads, C / heads] of [..., C]"""
-        return [u.unflatten(-1, (HEADS, -1)) for u in self.qkv(x).chunk(3, -1)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (u.transpose(1, 2) for u in self.heads(x))
-        return F.scaled_dot_product_attention(q, k, v, self.mask).transpose(1, 2).flatten(2)
 
 
 class Model(nn.Module):
@@ -45,7 +31,8 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Linear(4, C) if tokens else nn.Conv3d(4, C, 1)
-        self.part, self.video, self.out = Attention(), Attention(), nn.Linear(C, 4)
+        self.part, self.video = OneProduct(C, HEADS), OneProduct(C, HEADS)
+        self.out = nn.Linear(C, 4)
         self.within, self.tokens, self.whole = within, tokens, whole
 
     def forward(self, latent: Tensor) -> Tensor:

@@ -54,6 +54,26 @@ class Attention(nn.Module):
         return self.to_out(self.attend(q, k, v, mask).transpose(1, 2).flatten(2))
 
 
+class OneProduct(nn.Module):
+    """Self-attention of [batch, tokens, width] with q, k and v from one product. mask: the definition's, or none."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.qkv, self.count, self.mask = nn.Linear(width, 3 * width), heads, None
+
+    def heads(self, x: Tensor) -> list[Tensor]:
+        """q, k and v [..., heads, width / heads] of [..., width]"""
+        return [u.unflatten(-1, (self.count, -1)) for u in self.qkv(x).chunk(3, -1)]
+
+    def attend(self, *qkv: Tensor) -> Tensor:
+        """[batch, tokens, width] of three [batch, tokens, heads, width / heads]"""
+        q, k, v = (u.transpose(1, 2) for u in qkv)
+        return F.scaled_dot_product_attention(q, k, v, self.mask).transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(*self.heads(x))
+
+
 class Block(nn.Module):
     def __init__(self, width: int, **attention: Any) -> None:
         super().__init__()
