@@ -22,6 +22,7 @@ from sta_compile.coverage.row import (
     TEXT_DIM,
     Inputs,
     Size,
+    randomize,
 )
 from sta_compile.ir.attention_spec import Triple
 
@@ -66,17 +67,6 @@ class Family:
         sites = tuple(path.format(i) for path in self.attention for i in range(layers))
         case = Case(model.eval(), inputs, sites, size, self.text_first)
         return Case(model, case.at(*[self.clean] * batch), sites, size, self.text_first)
-
-
-def randomize(model: nn.Module) -> None:
-    """Weights at which no part of the model is near to the identity or to nothing."""
-    torch.manual_seed(1)
-    for parameter in model.parameters():
-        with torch.no_grad():
-            if parameter.dim() > 1:
-                parameter.normal_(0, 0.15)
-            else:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
 
 
 def _timestep(size: Size) -> Tensor:
