@@ -53,7 +53,7 @@ def computed_anew() -> bool:
     while frame is not None:
         code = frame.f_code
         checkpoint = code.co_filename == torch.utils.checkpoint.__file__
-        if checkpoint or code is _APPLY:
+        if checkpoint or _is_of_function(code):
             return True
         if code in _entries or (call is None and _is_compiled_call(code)):
             return False
@@ -61,7 +61,26 @@ def computed_anew() -> bool:
     return False
 
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+_APPLY = getattr(getattr(torch.autograd.Function.apply, "__func__", None), "__code__", None)
+
+
+def _is_of_function(code: CodeType) -> bool:
+    """Does a torch.autograd.Function run it? From torch 2.14 on its `apply` has no frame, so its `forward` is looked for,
+    which Dynamo may have compiled."""
+    if _APPLY is not None or "forward" not in code.co_name:
+        return code is _APPLY
+    left = [torch.autograd.Function]
+    while left:
+        function = left.pop()
+        own = getattr(function.forward, "__code__", None)
+        if own is not None and _place(own) == _place(code):
+            return True
+        left += function.__subclasses__()
+    return False
+
+
+def _place(code: CodeType) -> tuple[str, int]:
+    return code.co_filename, code.co_firstlineno
 
 
 def _is_compiled_call(code: CodeType) -> bool:
