@@ -32,7 +32,14 @@ from .grid_axis import GridAxis
 from .grid_proofs import GridProofs
 from .hints import Hints, how_to_tell
 from .moved_tokens import MOVED, MovedTokens
-from .operator_limits import FROM_OTHER_GRAPHS, MADE_OF_VIDEO, ONE_BODY, PICKED_BY_DATA, unsupported
+from .operator_limits import (
+    FROM_OTHER_GRAPHS,
+    MADE_OF_VIDEO,
+    ONE_BODY,
+    PICKED_BY_DATA,
+    SEVERAL_VIDEOS,
+    unsupported,
+)
 from .other_processes import SHARDED, OtherProcesses
 from .rival_sequences import RivalSequences
 from .segments import SequenceReader, Tokens, match_segments, start_of, with_wholes
@@ -151,6 +158,8 @@ class GridInference:
                 return Refusal(site.name, other.reason, other.hint, False) if given else None
         elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
+        if main is not None and self._has_equals(q_axis, parts, main):
+            return Refusal(site.name, SEVERAL_VIDEOS.reason, SEVERAL_VIDEOS.hint)
         factorised = self.factorisation.problem(site, q_axis, [parts[g] for g in grids] or parts)
         if factorised is not None:
             pieces = factorised is IN_PIECES and any(self._moved.operands(site, parts[0]))
@@ -184,7 +193,23 @@ class GridInference:
         largest = max(known, key=lambda g: (sizes[g], -g)) if len(known) > 1 else grids[0]
         alike = [g for g in grids if same_axis(parts[g], parts[largest])]
         starts = [start_of(parts, g) for g in alike]
-        return alike[self._parts.last_kept(axis, starts)] if len(alike) > 1 else largest
+        kept = self._parts.last_kept(axis, starts) if len(alike) > 1 else None
+        return largest if kept is None else alike[kept]
+
+    def _has_equals(self, axis: Axis, parts: tuple[Axis, ...], main: int) -> bool:
+        """Have other parts of a sequence from another graph a grid of as many tokens, any of which the model may return?"""
+        told = set(self.grids.told.names)
+        equals = [
+            i
+            for i, part in enumerate(parts)
+            if same_size(axis_size(part), axis_size(parts[main]))
+            and not told.isdisjoint(atoms_of(resolve(part)))
+        ]
+        returned = [i for i in equals if self._returned & set(atoms_of(resolve(parts[i])))]
+        starts = [start_of(parts, i) for i in equals]
+        return (
+            len(equals) > 1 and len(returned) != 1 and self._parts.last_kept(axis, starts) is None
+        )
 
     def lengths(self, sites: Iterable[AttentionSite]) -> set[Size]:
         """Of the sequences that ask in these attentions, and of their segments."""

@@ -22,6 +22,10 @@ MADE_OF_VIDEO = Problem(
     "if they are merged, dropped or resized there is nothing to do; if tokens are put beside the video, put them before or "
     "after it as a whole, not between its frames",
 )
+SEVERAL_VIDEOS = Problem(
+    "its tokens are several videos of one size, and this graph does not show which of them the model returns",
+    "move what breaks the graph out of the loop over the blocks (TORCH_LOGS=graph_breaks names it)",
+)
 PICKED_BY_DATA = Problem("the tokens of its packed sequences are picked by data", SET_NATIVE)
 
 

@@ -134,10 +134,10 @@ class TokenParts:
         start = items[dim].start
         return source, dim, 0 if start is None else position_of(start, sizes[dim])
 
-    def last_kept(self, axis: Axis, starts: list[Size]) -> int:
+    def last_kept(self, axis: Axis, starts: list[Size]) -> int | None:
         """Of parts of one axis, at these places of a sequence: the one that is left where the graph last cuts the sequence.
 
-        0 if it is never cut on the way to the output.
+        None if it is never cut on the way to the output.
         """
         view = self.trace.view
         if self._reach is None:
@@ -154,7 +154,7 @@ class TokenParts:
             ]
             if len(left) == 1:
                 return left[0]
-        return 0
+        return None
 
 
 def before_picking(node: torch.fx.Node) -> torch.fx.Node:

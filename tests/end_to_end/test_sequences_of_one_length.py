@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import sta_compile
+from sta_compile.analysis.operator_limits import SEVERAL_VIDEOS
 from tests.end_to_end.compiled import DEFAULTS, compile_variants, relative_error
 from tests.end_to_end.middle import GRID, Middle, N, latent
 from tests.end_to_end.oracle import Oracle, window_mask
@@ -132,3 +133,39 @@ def test_attention_over_as_many_tokens_as_the_video_is_in_the_report():
     assert [site.name for site in report.refused] == ["blocks.1.attn"]
     assert report.self_attentions == 2
     assert not report.lacks_grid
+
+
+class ReferenceAndVideo(Middle):
+    """Two videos of one size in one sequence; the second is returned."""
+
+    def __init__(self, apart=lambda: None) -> None:
+        super().__init__()
+        self.apart = apart
+
+    def forward(self, latent: Tensor, reference: Tensor) -> Tensor:
+        both = [self.patchify(each).flatten(2).transpose(1, 2) for each in (reference, latent)]
+        x = torch.cat(both, 1)
+        for block in self.blocks:
+            self.apart()
+            x = block(x)
+        self.apart()
+        return self.out(x[:, N:]).unflatten(1, GRID).permute(0, 4, 1, 2, 3)
+
+
+@pytest.mark.usefixtures("stages_only")
+def test_which_of_two_videos_is_returned_is_for_the_graph_to_show():
+    model = ReferenceAndVideo(torch._dynamo.graph_break)
+    inputs = {"latent": latent(), "reference": latent() + 1}
+    expected = model(**inputs)
+    sta_compile.reset_reports()
+    sta_compile.compile(model, **OPTIONS)
+    for _ in range(2):
+        assert torch.equal(model(**inputs), expected)
+    reasons = {site.reason for report in sta_compile.reports() for site in report.refused}
+    assert reasons == {SEVERAL_VIDEOS.reason}
+    sta_compile.restore(model).apart = lambda: None
+    sta_compile.reset_reports()
+    sta_compile.compile(model, **OPTIONS)
+    model(**inputs)
+    (site, *_) = [site for report in sta_compile.reports() for site in report.replaced]
+    assert [kind for kind, _ in site.segments] == ["context", "video"]
