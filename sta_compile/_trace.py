@@ -23,6 +23,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,13 +89,17 @@ _WITHOUT_EFFECT = (
 )
 
 
+def _is_ours(file: str) -> bool:
+    return Path(file).parent == Path(__file__).parent
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
 def _place_of(error: Any) -> str:
-    """Where in the user's code Dynamo was, if it says so."""
-    stack = list(getattr(error, "real_stack", None) or ())
+    """Where in the user's code Dynamo was, if it says so; what stands in for a block is none of it."""
+    stack = [f for f in getattr(error, "real_stack", None) or () if not _is_ours(f.filename)]
     return f", at {stack[-1].filename}:{stack[-1].lineno}" if stack else ""
 
 

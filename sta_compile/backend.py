@@ -56,6 +56,7 @@ def _compile(
         install_tokens_guard,
         names_of_inputs,
     )
+    from .analysis.hints import TELL, how_to_tell
     from .analysis.operator_limits import ONE_BODY
     from .analysis.told_axes import UNSEEN
     from .call_grids import declared_tokens
@@ -95,6 +96,8 @@ def _compile(
     if call is not None and report.lacks_grid and (call.broken or unseen):
         call.lacks_grid = True
         report.say_why_no_grid(*call.why_no_grid())
+    elif call is not None:  # what the blocks are told is told already
+        report.advise(TELL, instead_of=how_to_tell())
     if call is not None and call.in_regions:
         hidden = [site for site in report.refused if site.reason == ONE_BODY.reason]
         if hidden:

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from . import _torch
 from .analysis.first_call import largest_value
-from .analysis.hints import DECLARE
+from .analysis.hints import DECLARE, TELL
 from .call_grids import given_video, sequences_given
 from .ir.known_tokens import (
     Doubt,
@@ -205,12 +205,15 @@ class ModelCall:
         if self.watched:
             return (
                 "what ran before the blocks does not show it either",
-                f"if they are video, {DECLARE}",
+                TELL,
             )
         cause = f"what comes before the blocks can't be captured ({self.broken})"
         cause = cause if self.broken else ""
         if self.may_watch:
-            return cause, "nothing to do: it is noted while it runs, from the next call on"
+            return (
+                cause,
+                "nothing to do where blocks are called as modules: it is noted while it runs, from the next call on",
+            )
         return (
             cause,
             f"move what breaks the graph out of forward, or behind the blocks; or {DECLARE}",

@@ -137,6 +137,13 @@ class Report:
             for site in self.refused
         ]
 
+    def advise(self, hint: str, instead_of: str) -> None:
+        """Gives another hint where one is of no use."""
+        self.hint = hint if self.hint == instead_of else self.hint
+        self.refused = [
+            replace(site, hint=hint) if site.hint == instead_of else site for site in self.refused
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-safe: lists, dicts, text and numbers."""
         values: dict[str, Any] = _plain(asdict(self))

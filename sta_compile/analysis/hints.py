@@ -14,11 +14,13 @@ from .position_values import Positions
 
 DECLARE = "pass options={'grid': (frames, rows, cols)}"
 
+TELL = f"if they are video, {DECLARE}"
+
 
 def how_to_tell() -> str:
     """How a grid that nothing shows is made known: the model around a block may know it."""
     if _torch.is_whole_forward():
-        return f"if they are video, {DECLARE}"
+        return TELL
     return f"if they are video, sta_compile.compile(model) tells its blocks the grid; or {DECLARE}"
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import sta_compile
+from sta_compile.analysis.hints import TELL
 from tests.end_to_end.compiled import relative_error
 from tests.end_to_end.oracle import Oracle, window_mask
 from tests.end_to_end.tiny import CHANNELS, SPARSE, TinyVideo
@@ -147,3 +148,37 @@ def test_shapes_may_change_while_watched():
     grids = [report.replaced[0].grid for report in sta_compile.reports() if report.replaced]
     assert {(3, 5, 4), GRID} <= set(grids)
     assert error_of(model) < 1e-5
+
+
+class ByForward(Branches):
+    """Its blocks are not called as modules."""
+
+    def forward(self, latent: Tensor) -> Tensor:
+        x = self.patchify(latent).flatten(2).transpose(1, 2)
+        for block in self.blocks:
+            self.before(x)
+            x = type(block).forward(block, x)
+        return self.out(x).transpose(1, 2).unflatten(2, latent.shape[2:])
+
+
+def test_what_stands_in_for_a_block_is_no_place_in_the_model():
+    refused = [site for report in reports_of(ByForward(), calls=3) for site in report.refused]
+    assert refused
+    assert not any("prefix.py" in site.reason for site in refused)
+    assert all("where blocks are called as modules" in site.hint for site in refused)
+
+
+class Packed(Model):
+    def forward(self, tokens: Tensor) -> Tensor:
+        for block in self.blocks:
+            self.before(tokens)
+            tokens = block(tokens)
+        return self.out(tokens)
+
+
+def test_advice_that_was_followed_is_not_given_again():
+    sta_compile.reset_reports()
+    model = sta_compile.compile(Packed(), **OPTIONS)
+    model(torch.randn(2, 60, 16))
+    hints = {site.hint for report in sta_compile.reports() for site in report.refused}
+    assert hints == {TELL}
