@@ -24,6 +24,9 @@ from .rope_axes import position_axes
 from .told_axes import ToldAxes
 from .trace_dims import DimTrace
 
+POSITIONS = "positions of the rope tables"
+RESHAPE = "a reshape of three axes"
+
 
 class GridProofs:
     """Answers for the token axes of one graph. declared: option `grid`; told: by other graphs of the call."""
@@ -129,9 +132,10 @@ class GridProofs:
         factors = resolve(part)
         atoms = self.folded.grid_atoms(part)
         three = atoms is not None and len(atoms) == 3
-        if not three and (len(factors) not in (2, 3) or factors not in self._positions):
+        of_table = len(factors) in (2, 3) and any(resolve(p) == factors for p in self._positions)
+        if not three and not of_table:
             return None
-        return self._named(part, factors, "positions of the rope tables")
+        return self._named(part, factors, POSITIONS if of_table else RESHAPE)
 
     def _spread_over(self, latents: list[list[Axis]], atoms: tuple[Atom, ...]) -> bool:
         """Does one latent have each of the atoms as the outermost factor of a dimension of its own?

@@ -29,7 +29,7 @@ from .axes import (
 )
 from .factorised import ELSEWHERE, IN_PIECES, Factorisation
 from .grid_axis import GridAxis
-from .grid_proofs import GridProofs
+from .grid_proofs import POSITIONS, RESHAPE, GridProofs
 from .hints import Hints, how_to_tell
 from .moved_tokens import MOVED, MovedTokens
 from .operator_limits import (
@@ -50,7 +50,7 @@ from .trace_dims import DimTrace
 from .written_keys import WRITTEN, WrittenKeys
 
 _NO_HINTS, _NOTHING_TOLD = Hints(), ToldAxes()
-_WITHOUT_LATENT = ("unpatchify", "option grid", "positions of the rope tables", OF_CALL)
+_WITHOUT_LATENT = ("unpatchify", "option grid", POSITIONS, RESHAPE, OF_CALL)
 
 
 @dataclass(frozen=True)

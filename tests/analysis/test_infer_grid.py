@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sta_compile.analysis.axes import same_size
 from sta_compile.analysis.find_attention import find_attention
 from sta_compile.analysis.graph_view import GraphView
+from sta_compile.analysis.grid_proofs import RESHAPE
 from sta_compile.analysis.infer_grid import GridInference, Refusal, VideoAttention
 from sta_compile.analysis.trace_dims import trace_dims
 from tests.analysis import small_dits
@@ -124,6 +125,16 @@ def spread(frames: int, rows: int, cols: int) -> Tensor:
         around[1].view(1, 1, -1, 1),
     ]
     return torch.cat([p.expand(frames, rows, cols, 1) for p in pieces], -1).reshape(-1, 3).float()
+
+
+def test_a_reshape_is_no_table_of_positions() -> None:
+    class Reshaped(SmallDiT):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = (tokens.unflatten(1, GRID) + 1).flatten(1, 3)
+            q, k, v = (heads(self.layers[0].q(x)) for _ in range(3))
+            return joined(small_dits.attend(q, k, v))
+
+    assert only(classify(Reshaped(), torch.randn(2, VIDEO, DIM))).grid.evidence == RESHAPE
 
 
 @pytest.mark.parametrize(
