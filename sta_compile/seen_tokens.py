@@ -11,6 +11,7 @@ torch.utils._python_dispatch.is_traceable_wrapper_subclass):
 from __future__ import annotations
 
 from collections.abc import Collection, MutableMapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,16 +30,14 @@ class SeenTokens:
 
     def __init__(self) -> None:
         self.writes_told = False
-        self._dims: MutableMapping[Tensor, tuple[int | None, Dimensions]] = (
-            WeakTensorKeyDictionary()
-        )
+        self._dims: MutableMapping[Tensor, tuple[_State, Dimensions]] = WeakTensorKeyDictionary()
 
     def state_given(self, tensor: Tensor) -> None:
         """It is as the model was given it."""
-        self._dims[tensor] = (_version_of(tensor), {})
+        self._dims[tensor] = (_state_of(tensor), {})
 
     def state(self, tensor: Tensor, dim: int, known: Segments | Doubt) -> None:
-        self._dims[tensor] = (_version_of(tensor), {**self.of(tensor), dim: known})
+        self._dims[tensor] = (_state_of(tensor), {**self.of(tensor), dim: known})
 
     def forget(self, written: Collection[int | None]) -> None:
         """What has its values in memory that was written (see `memory_of`)."""
@@ -56,12 +55,20 @@ class SeenTokens:
         """Are its tokens, if it has any, where the video has them, or where is it known that they are?"""
         if tensor not in self._dims:
             return False
-        version = self._dims[tensor][0]
-        return self.writes_told if version is None else version == _version_of(tensor)
+        state = self._dims[tensor][0]
+        told = state.version is not None or self.writes_told
+        return told and state == _state_of(tensor)
 
 
-def _version_of(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+class _State(NamedTuple):
+    """How often a tensor was written, if it counts that, and the memory that it has: `x.data = y` gives it another."""
+
+    version: int | None
+    memory: int | None
+
+
+def _state_of(tensor: Tensor) -> _State:
+    return _State(None if tensor.is_inference() else tensor._version, memory_of(tensor))
 
 
 def memory_of(tensor: Tensor) -> int | None:

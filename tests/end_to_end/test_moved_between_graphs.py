@@ -137,13 +137,20 @@ class WritesLater(Moves):
         return x
 
 
+class GivesOtherData(Moves):
+    @torch.compiler.disable
+    def later(self, x: Tensor) -> Tensor:
+        x.data = rolled(x)
+        return x
+
+
 class AddsLater(Moves):
     @torch.compiler.disable
     def later(self, x: Tensor) -> Tensor:
         return x * 2 + 1
 
 
-@pytest.mark.parametrize("kind", [RollsLater, SwapsLater, WritesLater, AddsLater])
+@pytest.mark.parametrize("kind", [RollsLater, SwapsLater, WritesLater, GivesOtherData, AddsLater])
 @torch.no_grad()
 def test_between_blocks(kind):
     """The first block has its window in each call; the second one from the next call on, if what it gets was not moved."""
