@@ -20,6 +20,7 @@ ALLOWED = {
     "runtime": {"errors", "ir", "codegen", "config"},
     # Planning is pure: a spec for grids known only at run time is answered where it is launched.
     "ops": {"errors", "ir", "planning", "codegen", "runtime"},
+    "tiers": {"errors", "ir"},
     "_torch": set(),
     "_sizes": set(),
     # The layout problem and noise conventions are pure, so the analysis may ask planning.

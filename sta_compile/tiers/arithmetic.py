@@ -1,0 +1,158 @@
+"""What tensor cores multiply in each precision: operands of QK^T and PV as values that are exact in float32.
+
+An `Arithmetic` says how q, k, v and the weights P are rounded. `multiply` is the product that the kernel makes of two
+operands, accumulated in float32. Blocks are [batch, heads, blocks, rows, head_dim]; what pads a short block is zero.
+
+    Native      the input's own dtype
+    Fp8         e4m3; a scale for each block of q and of k, for each channel of v; P times 2^8, at most 256 of 448
+                (FlashAttention-3, arXiv 2407.08608, section 3.3, and SageAttention2, arXiv 2411.10958)
+    Nvfp4       q and k with groups along head_dim, v with groups of 16 keys; P scaled to the range of its e4m3 scales
+                in each row first (SageAttention3, arXiv 2505.11594, section 3.2), or P and v in e4m3
+    Refined     NVFP4 and the NVFP4 of what it leaves: three products, all but that of two residuals
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import StaError
+from .formats import nvfp4_scale, quantize_e4m3, quantize_nvfp4, quantize_nvfp4_residual, to_e4m3
+
+# P is at most 1 when its row's maximum is taken off. Times 2^8 it uses the exponents of e4m3 down to 2^-17, and a
+# row whose maximum is late by less than log(448 / 256) still doesn't saturate.
+P_SCALE = 256.0
+_OF_HEAD = (2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """float32 [..., rows, columns]: what is multiplied, and for refined arithmetic what the first rounding left."""
+
+    main: Tensor
+    residual: Tensor | None = None
+
+    @property
+    def value(self) -> Tensor:
+        return self.main if self.residual is None else self.main + self.residual
+
+    @property
+    def mT(self) -> Operand:
+        return Operand(self.main.mT, None if self.residual is None else self.residual.mT)
+
+    def __getitem__(self, index: object) -> Operand:
+        rest = None if self.residual is None else self.residual[index]  # type: ignore[index]
+        return Operand(self.main[index], rest)  # type: ignore[index]
+
+
+def multiply(a: Operand, b: Operand) -> Tensor:
+    """a @ b in float32; of refined operands without residual @ residual."""
+    product = a.main @ b.main
+    if b.residual is not None:
+        product = product + a.main @ b.residual
+    if a.residual is not None:
+        product = product + a.residual @ b.main
+    return product
+
+
+class Arithmetic(ABC):
+    """How one tier rounds."""
+
+    @abstractmethod
+    def query(self, q: Tensor, /) -> Operand:
+        """q [batch, heads, blocks, rows, head_dim]"""
+
+    @abstractmethod
+    def key(self, k: Tensor, /) -> Operand:
+        """k [batch, kv_heads, blocks, keys, head_dim]"""
+
+    @abstractmethod
+    def value(self, v: Tensor, /) -> Operand:
+        """v [batch, kv_heads, blocks, keys, head_dim]"""
+
+    @abstractmethod
+    def weights(self, p: Tensor, /) -> Operand:
+        """exp(score - running maximum) [..., rows, keys] of one block of keys"""
+
+
+@dataclass(frozen=True)
+class Native(Arithmetic):
+    """The dtype of the model; float32 is exact."""
+
+    dtype: torch.dtype = torch.bfloat16
+
+    def query(self, q: Tensor, /) -> Operand:
+        return Operand(q.to(self.dtype).float())
+
+    key = value = weights = query
+
+
+@dataclass(frozen=True)
+class Fp8(Arithmetic):
+    """e4m3 for all four operands."""
+
+    def query(self, q: Tensor, /) -> Operand:
+        return _e4m3(q, (3, 4))
+
+    key = query
+
+    def value(self, v: Tensor, /) -> Operand:
+        return _e4m3(v, (2, 3))
+
+    def weights(self, p: Tensor, /) -> Operand:
+        return Operand(to_e4m3(p * P_SCALE).float() / P_SCALE)
+
+
+@dataclass(frozen=True)
+class Nvfp4(Arithmetic):
+    """e2m1 for q and k. pv: "nvfp4" or "fp8", what v and the weights are in."""
+
+    pv: str = "fp8"
+
+    def __post_init__(self) -> None:
+        if self.pv not in ("nvfp4", "fp8"):
+            raise StaError(
+                f'pv={self.pv!r} is no format of v and the weights; pass "nvfp4" or "fp8"'
+            )
+
+    def query(self, q: Tensor, /) -> Operand:
+        return Operand(quantize_nvfp4(q, nvfp4_scale(q, _OF_HEAD)).dequantize())
+
+    key = query
+
+    def value(self, v: Tensor, /) -> Operand:
+        return self.query(v.mT).mT if self.pv == "nvfp4" else Fp8().value(v)
+
+    def weights(self, p: Tensor, /) -> Operand:
+        if self.pv == "fp8":
+            return Fp8().weights(p)
+        return Operand(quantize_nvfp4(p, nvfp4_scale(p, (-1,))).dequantize())
+
+
+@dataclass(frozen=True)
+class Refined(Arithmetic):
+    """NVFP4 and its residual for all four operands."""
+
+    def query(self, q: Tensor, /) -> Operand:
+        return _refined(q, _OF_HEAD)
+
+    key = query
+
+    def value(self, v: Tensor, /) -> Operand:
+        return _refined(v.mT, _OF_HEAD).mT
+
+    def weights(self, p: Tensor, /) -> Operand:
+        return _refined(p, (-1,))
+
+
+def _e4m3(x: Tensor, dims: tuple[int, ...]) -> Operand:
+    values, scale = quantize_e4m3(x, dims)
+    return Operand(values.float() * scale)
+
+
+def _refined(x: Tensor, dims: tuple[int, ...]) -> Operand:
+    main, rest = quantize_nvfp4_residual(x, dims)
+    return Operand(main.dequantize(), rest.dequantize())
