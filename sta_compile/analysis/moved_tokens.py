@@ -189,7 +189,7 @@ class MovedTokens:
         kinds = {way.moves for value, way in ways if way.moves or self._has_places(value, moved)}
         one = Way(
             embedded=any(way.embedded for _, way in ways),
-            beside=_union(way.beside for _, way in ways),
+            beside=frozenset(each for _, way in ways for each in way.beside),
             held=_union(way.held for _, way in ways),
         )
         if len(kinds) == 1:
