@@ -134,15 +134,8 @@ def _leaving_tokens(gm: torch.fx.GraphModule, inference: GridInference) -> Itera
             if any(g is not None and inference.moved(node, g.axis) for g in grids):
                 known = Doubt.MOVED
             own = any(g is not None and not inference.is_told(g) for g in grids)
-            told = [g.axis for g in grids if g is not None]
-            # A table of positions, or one row for each token, may have told of the axis of tokens beside it.
-            may_be_moved = may_be_video if own else may_be_tokens
-            places = tuple(
-                inputs.index(n)
-                for n in inference.streams.inputs_of(node)
-                if may_be_moved(fake_value(n))
-                and (own or any(inference.streams.holds(n, axis) for axis in told))
-            )
+            sources = inference.streams.inputs_of(node) if own else []
+            places = tuple(inputs.index(n) for n in sources if may_be_video(fake_value(n)))
             yield LeavingTokens(output, dim, known, places)
 
 

@@ -9,7 +9,7 @@ order; the mask is absent or leaves all keys of the video to its queries.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,6 @@ class VideoAttention:
     site: AttentionSite
     grid: GridAxis
     tokens: Tokens
-
-
-def _doubtful(site: AttentionSite, doubt: Doubt) -> Refusal:
-    problem, seen = REASONS[doubt], doubt is not Doubt.UNSEEN
-    return Refusal(site.name, problem.reason, problem.hint, over_grid=seen)
 
 
 def same_axis(a: Axis, b: Axis) -> bool:
@@ -174,9 +169,6 @@ class GridInference:
         grid = self.grids.grid_of(parts[main])
         # Positions that were read from values are those of the tokens as they stand, whatever picked these.
         picked = grid is not None and grid.hint is None
-        in_doubt = self._in_doubt(site, parts[main], REASONS if picked else (Doubt.MOVED,))
-        if in_doubt is not None:
-            return in_doubt
         if any(self._moved.operands(site, parts[main], picked=picked)):
             return Refusal(site.name, MOVED.reason, MOVED.hint)
         return self._video(site, parts, main, keys) if of_latent else None
@@ -312,20 +304,12 @@ class GridInference:
         """Is a grid known by other graphs of the call alone?"""
         return all(factor in self.grids.told.names for factor in grid.factors)
 
-    def _in_doubt(
-        self, site: AttentionSite, part: Axis, grave: Collection[Doubt]
-    ) -> Refusal | None:
-        """Whatever tables of positions tell, it is not known where tokens stand that come from another graph."""
-        inputs = {n for node, *_ in site.operands for n in self.streams.inputs_of(node)}
-        doubted = self.grids.told.doubted.items()
-        doubts = [d for n, d in doubted if n in inputs and self.streams.holds(n, part)]
-        return next((_doubtful(site, d) for d in doubts if d in grave), None)
-
     def _no_grid(self, site: AttentionSite, axis: Axis) -> Refusal:
         parts = segments_of(axis)
         in_doubt = next((d for d in map(self.grids.doubt, parts) if d in REASONS), None)
         if in_doubt is not None:
-            return _doubtful(site, in_doubt)
+            problem, seen = REASONS[in_doubt], in_doubt is not Doubt.UNSEEN
+            return Refusal(site.name, problem.reason, problem.hint, over_grid=seen)
         for doubt in self.hints.doubts:
             dims = self.trace.dims(doubt.node)
             if dims is not None and any(p in parts for p in segments_of(dims[doubt.dim])):

@@ -11,15 +11,15 @@ channels of which some were moved, as by a temporal shift, once a product mixes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch.fx
 
 from .attention_site import AttentionSite, Problem
-from .axes import Atom, Axis, atoms_of, resolve, same_size
+from .axes import Atom, Axis, atoms_of, resolve, size_of
 from .graph_view import argument, canonical_name, fake_value, is_inplace, is_parameter, is_tensor
-from .known_operators import may_move
+from .index_order import index_of, takes_all
 from .orders import Named, Turned, both, in_place
 from .reorderings import Move, Reordering, Reorderings
 from .token_parts import TokenParts
@@ -50,13 +50,12 @@ class Way(NamedTuple):
     """What was done to the tokens of an input of the graph on their way to a value.
 
     embedded: did they pass a product with weights? Tokens do, tables of positions don't.
-    beside: where tokens stand that were moved otherwise. held: axes of the input along which the value has places.
+    beside: where tokens stand that were moved otherwise.
     """
 
     moves: Moves = ()
     embedded: bool = False
     beside: frozenset[Beside] = frozenset()
-    held: frozenset[Atom] = frozenset()
 
 
 State = Mapping[torch.fx.Node, Way]  # by input of the graph
@@ -70,7 +69,6 @@ class MovedTokens:
         self._parts, self.trace, self.view = parts, parts.trace, parts.trace.view
         self._states: dict[torch.fx.Node, State] = {}
         self._reorderings: Reorderings | None = None
-        self._learned: set[torch.fx.Node] = set()
 
     def moved(
         self, node: torch.fx.Node, part: Axis, *, picked: bool, projected: bool = False
@@ -81,19 +79,11 @@ class MovedTokens:
         """
         if self._reorderings is None:
             self._reorderings = Reorderings(self._parts)
-            self._learned = self._weights()
-            for _ in range(1 + bool(self.view.calls)):
+            for _ in range(1 + bool(self.view.calls) if self._found else 0):
                 self._follow()  # twice: a body's inputs have states of later calls
-        along, state = self._names.atoms(part), self._of(node)
-        tokens = {source: way for source, way in state.items() if way.embedded or projected}
-        ways = (tokens or state).items()
-        # A product that sums over the tokens, as one with a permutation's matrix does, leaves no places.
-        if not state:
-            return any(self._of(n) for n in self.view.backwards(node))
-        placed = any(
-            along.isdisjoint(self._of(source)[source].held - way.held) for source, way in ways
-        )
-        return not placed or any(_counts(way, along, picked, projected) for _, way in ways)
+        along, ways = self._names.atoms(part), self._of(node).values()
+        tokens = [way for way in ways if way.embedded or projected] or ways
+        return any(_counts(way, along, picked, projected) for way in tokens)
 
     def operands(self, site: AttentionSite, part: Axis, *, picked: bool = True) -> list[bool]:
         """Are they in q, in k, in v?"""
@@ -113,8 +103,7 @@ class MovedTokens:
         if self.view.is_root_input(node):
             value = fake_value(node)
             tokens = is_tensor(node) and value.is_floating_point() and value.dim() >= _TOKEN_RANK
-            held = self._names.atoms_of_value(node)
-            return {node: Way(held=held)} if tokens and not is_parameter(node) else {}
+            return {node: Way()} if tokens and not is_parameter(node) else {}
         if reordering is not None:
             return self._moved_by(node, reordering)
         name, picked = canonical_name(node), self.view.picks(node)
@@ -128,11 +117,6 @@ class MovedTokens:
         read = passed_on(node, sources) or sources
         across = self._axis(node, argument(node, 1, "dim", 0)) if name in _JOINS else ()
         state = self._merged(node, read, sums=name in _SUMS, across=across)
-        unknown = node in self.trace.opaque and node not in self._names.in_place
-        if state and unknown and may_move(node):
-            held = _union(map(self._names.atoms_of_value, (node, *read)))
-            move = Move(held, Named(node), 0)
-            state = {n: way._replace(moves=_after(way.moves, move)) for n, way in state.items()}
         return self._reduced(node, read, state) if state else state
 
     @property
@@ -187,24 +171,16 @@ class MovedTokens:
         moved = _union(move.axis for _, way in ways for move in way.moves)
         # A mean of tokens, or a scale for all of them, has no places.
         kinds = {way.moves for value, way in ways if way.moves or self._has_places(value, moved)}
-        one = Way(
-            embedded=any(way.embedded for _, way in ways),
-            beside=frozenset(each for _, way in ways for each in way.beside),
-            held=_union(way.held for _, way in ways),
-        )
+        embedded = any(way.embedded for _, way in ways)
+        beside = frozenset(each for _, way in ways for each in way.beside)
         if len(kinds) == 1:
-            return one._replace(moves=kinds.pop())
-        if () in kinds and sums and self._stays(ways):
-            return one
+            return Way(kinds.pop(), embedded, beside)
+        if () in kinds and sums:
+            return Way((), embedded, beside)
         if () in kinds and across and moved.isdisjoint(self._names.atoms(across)):
             side_by_side = Beside(frozenset(atoms_of(resolve(across))), moved)
-            return one._replace(beside=one.beside | {side_by_side})
-        return one._replace(moves=(Move(moved, Named(node), 0),))
-
-    def _stays(self, ways: Sequence[tuple[torch.fx.Node | None, Way]]) -> bool:
-        """Has a value that was not moved places along all axes along which those have that were?"""
-        needed = _union(way.held for _, way in ways if way.moves)
-        return any(needed <= way.held for _, way in ways if not way.moves)
+            return Way((), embedded, beside | {side_by_side})
+        return Way((Move(moved, Named(node), 0),), embedded, beside)
 
     def _has_places(self, value: torch.fx.Node | None, axes: frozenset[Atom]) -> bool:
         if value is None or not axes:
@@ -215,13 +191,13 @@ class MovedTokens:
         """What an operation leaves of moves whose axes it sums over, and of channels that it mixes."""
         name = canonical_name(node)
         product, sums = name in MIXING, not passed_on(node, list(read))
-        if (node in self.trace.opaque and name != "einsum") or not (product or sums):
+        if node in self.trace.opaque or not (product or sums):
             return state
         given = _union(self.trace.atoms(n) for n in read)
         lost = given - self.trace.atoms(node)
         if name.startswith("conv"):  # it makes all its axes
             lost = frozenset(atoms_of(self._axis(read[0], 1)))
-        held, summed = self._names.atoms_of_value(node), self._summed(node, read)
+        held = self._names.atoms_of_value(node)
         left = {}
         for source, way in state.items():
             moves = tuple(move for move in way.moves if product or move.axis & held)
@@ -229,56 +205,11 @@ class MovedTokens:
                 frames = self._frames_of(node)
                 moves = tuple(move for move in moves if not _begins_elsewhere(move, frames))
             beside = frozenset(each for each in way.beside if not each.along & lost)
-            left[source] = Way(moves, way.embedded or product, beside, way.held - summed)
-        if not product:
-            return left
-        # Tables of positions end here: values that were not embedded, beside tokens that were and have all their places.
-        tokens = [left[source].held for source, way in state.items() if way.embedded]
-        return {
-            source: way
-            for source, way in left.items()
-            if state[source].embedded or not any(way.held <= places for places in tokens)
-        }
-
-    def _summed(self, node: torch.fx.Node, read: Sequence[torch.fx.Node]) -> frozenset[Atom]:
-        """The axes that a product sums over, or that a sum leaves out; none where learned weights mix tokens."""
-        name = canonical_name(node)
-        if name == "einsum":
-            summed = _union(map(self._names.atoms, self._summed_letters(node, read[0])))
-        elif name not in MIXING:
-            lost = _union(self.trace.atoms(n) for n in read) - self.trace.atoms(node)
-            summed = _union(self._names.atoms((atom,)) for atom in lost)
-        else:
-            dims = self.trace.dims(read[0]) or ((),)
-            at = 1 if name.startswith("conv") else len(dims) - 1
-            summed, *kept = map(self._names.atoms, (dims[at], *dims[:at], *dims[at + 1 :]))
-            summed -= _union(kept)  # what is named after several axes is none of them
-        return summed if self._learned.isdisjoint(node.all_input_nodes) else frozenset()
-
-    def _summed_letters(self, einsum: torch.fx.Node, left: torch.fx.Node) -> Iterator[Axis]:
-        """The axes of the first operand whose letters the result has not."""
-        given, _, result = str(einsum.args[0]).replace(" ", "").partition("->")
-        letters = given.split(",")[0].replace("...", ".")
-        if not result or not isinstance(left, torch.fx.Node):
-            return
-        hidden = len(self.trace.dims(left) or ()) - len(letters.replace(".", ""))
-        spelled = letters.replace(".", "." * hidden)
-        for letter, axis in zip(spelled, self.trace.dims(left) or (), strict=False):
-            if letter not in result:
-                yield axis
-
-    def _weights(self) -> set[torch.fx.Node]:
-        """Values made of the model's parameters alone."""
-        found: set[torch.fx.Node] = set()
-        for node in self.view.nodes:
-            if self.view.is_root_input(node):
-                learned = is_parameter(node) and "_buffers_" not in node.name
-            else:
-                sources = self.view.producers(node)
-                learned = bool(sources) and found.issuperset(sources)
-            if learned:
-                found.add(node)
-        return found
+            left[source] = Way(moves, way.embedded or product, beside)
+        if product:  # tables of positions end here
+            tokens = {source for source, way in state.items() if way.embedded}
+            left = {source: way for source, way in left.items() if source in tokens or not tokens}
+        return left
 
     def _frames_of(self, embed: torch.fx.Node) -> frozenset[Atom]:
         """The axis of frames of a latent [batch, channels, frames, rows, cols] that a convolution embeds."""
@@ -295,27 +226,29 @@ class MovedTokens:
         assert isinstance(value, torch.fx.Node)
         reordering = self._found.get(node)
         state = self._of(value) if reordering is None else self._moved_by(node, reordering)
-        left_out = self._names.left_out(node)
-        return self._merged(node, [target], more=state, across=left_out) if left_out else state
+        left_out = self._left_out(node)
+        return (
+            state if left_out is None else self._merged(node, [target], more=state, across=left_out)
+        )
+
+    def _left_out(self, node: torch.fx.Node) -> Axis | None:
+        """The axes of which a `setitem` writes a part only; None if it writes all of its target."""
+        target: Any = node.args[0]
+        sizes = [size_of(s) for s in fake_value(target).shape]
+        partial = [d for d, item in index_of(node, target) if not takes_all(item, sizes[d])]
+        if not partial:
+            return None
+        return tuple(factor for dim in partial for factor in self._axis(target, dim))
 
     def _write(self, node: torch.fx.Node, state: State) -> None:
         """What is written in place is seen by all values in its memory."""
         target = node.kwargs.get("out", node.args[0] if node.args else argument(node, 0, "input"))
-        for each in target if isinstance(target, (list, tuple)) else [target]:
-            if isinstance(each, torch.fx.Node) and state != self._of(each):
-                self._write_to(each, node, state)
-
-    def _write_to(self, target: torch.fx.Node, node: torch.fx.Node, state: State) -> None:
-        memory, whole, left_out = (
-            set(storage_of(target)),
-            _fills_memory(target),
-            self._names.left_out(node),
-        )
+        if not isinstance(target, torch.fx.Node) or state == self._of(target):
+            return
+        memory, whole = set(storage_of(target)), _fills_memory(target)
         for other in self.view.nodes[: self.view.position[node]]:
             if other is not target and not memory.isdisjoint(storage_of(other)):
-                self._states[other] = (
-                    state if whole else self._merged(node, [other], more=state, across=left_out)
-                )
+                self._states[other] = state if whole else self._merged(node, [other], more=state)
         self._states[target] = state
 
 
@@ -352,9 +285,7 @@ def _after(before: Moves, move: Move) -> Moves:
     """Moves with one more; what undoes the last one along its axis takes it away."""
     across = any(m.axis & move.axis and m.axis != move.axis for m in before)
     last = next((m for m in reversed(before) if m.axis == move.axis), None)
-    if last is None or across or not same_size(last.length, move.length):
-        return (*before, move)
-    order = both(last.order, move.order, move.length)
+    order = None if last is None or across else both(last.order, move.order, move.length)
     if order is None:
         return (*before, move)
     rest = tuple(m for m in before if m is not last)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -29,22 +28,25 @@ from .axes import (
     resolve,
     size_of,
 )
-from .graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor
-from .index_order import index_order, numbers_from, numbers_of, takes_all
+from .graph_view import argument, canonical_name, fake_value, is_tensor
+from .index_order import index_order, numbers_of, takes_all
 from .orders import FLIPPED, Named, Permutation, Turned, in_place, inverse
-from .pieces import put_together
+from .pieces import Pieces
 from .token_parts import TokenParts
 from .token_streams import before_casts, passed_on
-from .token_values import storage_of, written_storages
 from .trace_index import is_index
-from .trace_positions import SUMS, TracedPositions
-from .written_pieces import SCATTERS, VALUES, WrittenPieces, targets_and_values
 
 _FLIPS = {"flip": None, "fliplr": 1, "flipud": 0}
 _SHIFTS = {"fftshift": -1, "fft_fftshift": -1, "ifftshift": 1, "fft_ifftshift": 1}
 _TURNS = ("roll", "rot90", *_FLIPS, *_SHIFTS)
 _READS = ("getitem", "index_select", "gather", "take_along_dim", "embedding", "index")
+# Which argument is written.
+_VALUES = {
+    "setitem": 2, "index_put": 2, "index_copy": 3, "index_add": 3, "index_reduce": 3, "scatter": 3, "scatter_add": 3,
+    "scatter_reduce": 3,
+}  # fmt: skip
 _ADDING = ("index_add", "index_reduce", "scatter_add", "scatter_reduce")
+_JOINS = {"cat": None, "vstack": 0, "row_stack": 0, "hstack": 1, "column_stack": 1, "dstack": 2}
 # Their elements come from anywhere: along one dimension, which is their second argument, or along all of them.
 _SORTS = ("sort", "msort", "topk")
 _CHANNELS = ("channel_shuffle", "native_channel_shuffle")
@@ -76,31 +78,15 @@ class Reorderings:
     """Those of one graph, by node."""
 
     def __init__(self, parts: TokenParts) -> None:
-        self._parts, self.trace = parts, parts.trace
-        self._positions = TracedPositions(parts)
-        self._writes = WrittenPieces(self._positions)
+        self._parts, self.trace, self._pieces = parts, parts.trace, Pieces(parts)
         # Atoms of new axes -> those of the axes that an operation made them of.
         self._before: dict[Atom, frozenset[Atom]] = {}
-        self._changed = set(written_storages(self.trace.view))
         self.found: dict[torch.fx.Node, Reordering] = {}
-        # Operations that might have moved something, and did not.
-        self.in_place: set[torch.fx.Node] = set()
         for node in self.trace.view.nodes:
             self._name_new_axes(node)
             reordering = self._of(node)
             if reordering is not None and reordering.moves:
                 self.found[node] = reordering
-            elif reordering is not None:
-                self.in_place.add(node)
-            moves = () if reordering is None or reordering.onto is not None else reordering.moves
-            self._positions.follow(node, partial(self._is_along, moves) if moves else None)
-
-    def _is_along(self, moves: Iterable[Move], axis: Axis) -> bool:
-        return any(move.axis & self.atoms(axis) for move in moves)
-
-    def left_out(self, node: torch.fx.Node) -> Axis:
-        """The axes of which a write writes a part only."""
-        return self._writes.left_out.get(node, ())
 
     def atoms(self, axis: Axis) -> frozenset[Atom]:
         """The atoms of an axis, as they are called where nothing was moved or cut."""
@@ -121,7 +107,7 @@ class Reorderings:
         name = canonical_name(node)
         if name in _TURNS:
             return self._turned(node, name)
-        if name in VALUES or name in SCATTERS:
+        if name in _VALUES:
             return self._written(node, name)
         if name in _READS and (picked := self._read(node, name)) is not None:
             return picked
@@ -131,16 +117,24 @@ class Reorderings:
             return self._misread(node)
         if name in ("matmul", "bmm", "mm"):
             return self._by_matrix(node)
-        if is_inplace(node) and (written := self._written(node, name)) is not None:
-            return written
-        found = put_together(self._positions, node)
-        if found is None:
+        pieces = self._in_pieces(node, name)
+        if pieces is None:
             return None
         tensors: Any = argument(node, 0, "tensors")
-        move = self._move(*found)
+        move = self._move(*pieces)
         sources = tensors if isinstance(tensors, (tuple, list)) else node.all_input_nodes[:1]
         self._name_after(node, sources[0], [move])
         return Reordering(tuple(sources), (move,))
+
+    def _in_pieces(self, node: torch.fx.Node, name: str) -> tuple[Axis, Permutation] | None:
+        if name in _JOINS:
+            dim = argument(node, 1, "dim", 0) if name == "cat" else _JOINS[name]
+            return self._pieces.joined(node, dim % fake_value(node).dim())
+        if name == "stack":
+            return self._pieces.stacked(node)
+        if name in ("pad", "constant_pad_nd"):
+            return self._pieces.padded(node)
+        return self._pieces.cropped(node) if name in ("getitem", "narrow") else None
 
     def _turned(self, node: torch.fx.Node, name: str) -> Reordering | None:
         source = argument(node, 0, "input")
@@ -152,7 +146,7 @@ class Reorderings:
             along = dims if dim is None else (dims[dim],)
             axis = tuple(factor for each in along for factor in each)
             moves.append(self._move(axis, order or Named(node)))
-        return Reordering((source,), tuple(m for m in moves if not in_place(m.order, m.length)))
+        return Reordering((source,), tuple(moves))
 
     def _read(self, node: torch.fx.Node, name: str) -> Reordering | None:
         """Rows by their numbers, as many as there are."""
@@ -162,49 +156,35 @@ class Reorderings:
         dims = self.trace.dims(source)
         if dims is None:
             return None
-        moves = self._by_numbers(node, dims, numbers_of(node, source))
+        moves = self._by_numbers(dims, numbers_of(node, source))
         self._name_after(node, source, moves)
         return Reordering((source,), tuple(moves)) if moves else None
 
     def _written(self, node: torch.fx.Node, name: str) -> Reordering | None:
         """Values written to rows by their numbers, to all of them, or a piece of a value written to another place."""
-        pairs = list(targets_and_values(node))
-        if not pairs:
+        target = argument(node, 0, "input")
+        value: Any = argument(node, _VALUES[name], "value")
+        value = next(
+            (node.kwargs[n] for n in ("source", "src", "values") if n in node.kwargs), value
+        )
+        dims = self.trace.dims(target)
+        if dims is None or not is_tensor(value):
             return None
-        target, value = pairs[0]
-        dims, values = self.trace.dims(target), tuple(value for _, value in pairs)
-        moves = [self._move(*found) for found in self._writes.moved(node)]
-        if name in VALUES and dims is not None:
-            moves += [
-                Move(move.axis, inverse(move.order) or Named(node), move.length)
-                for move in self._by_numbers(node, dims, numbers_of(node, target))
-            ]
-        if not moves:
-            return None
-        if name in SCATTERS:  # the rest is in place, which is not told apart
-            self._name_after(node, target, moves)
-            return Reordering((target, value), tuple(moves))
+        moves = [
+            Move(move.axis, inverse(move.order) or Named(node), move.length)
+            for move in self._by_numbers(dims, numbers_of(node, target))
+        ]
+        if name == "setitem":
+            moves += [self._move(*found) for found in self._pieces.written(node)]
         adds = name in _ADDING or (name == "index_put" and argument(node, 3, "accumulate", False))
-        if name in SUMS:
-            values, adds = tuple(n for n in node.all_input_nodes if n is not target), True
-        elif name not in (*VALUES, "copy", "_foreach_copy"):
-            values = tuple(node.all_input_nodes)
-        return Reordering(values, tuple(moves), target if adds else None)
+        return Reordering((value,), tuple(moves), target if adds else None)
 
-    def _by_numbers(
-        self, node: torch.fx.Node, dims: Dims, picked: Iterable[tuple[int, Any]]
-    ) -> list[Move]:
+    def _by_numbers(self, dims: Dims, picked: Iterable[tuple[int, Any]]) -> list[Move]:
         moves = []
         for dim, index in picked:
             if dims[dim] and takes_all(index, axis_size(dims[dim])):
-                order = Named(node) if self._changes(index) else index_order(index)
-                moves.append(self._move(dims[dim], order))
+                moves.append(self._move(dims[dim], index_order(index)))
         return [move for move in moves if not in_place(move.order, move.length)]
-
-    def _changes(self, index: Any) -> bool:
-        """Are an index's numbers changed in place, so that a tensor has several orders?"""
-        memory = {m for numbers in numbers_from(index) for m in storage_of(numbers)}
-        return not memory.isdisjoint(self._changed)
 
     def _shuffled(self, node: torch.fx.Node, name: str) -> Reordering | None:
         """Elements from anywhere, along one dimension or along all."""
@@ -283,11 +263,8 @@ class Reorderings:
         lost = tuple(trace.atoms(source) - trace.atoms(node))
         for made in trace.tensors(node):
             for position, axis in enumerate(made):
-                same_rank = len(made) == len(dims)
-                before = self.atoms(dims[position] if same_rank else lost)
-                # What is beside the axis that was there is something else: padding.
-                padded = same_rank and set(atoms_of(axis)) & set(atoms_of(dims[position]))
-                if before and not padded:
+                before = self.atoms(dims[position] if len(made) == len(dims) else lost)
+                if before:
                     self._name(new & set(atoms_of(axis)) - self._before.keys(), before)
 
     def _name(self, atoms: Iterable[Atom], before: frozenset[Atom]) -> None:

@@ -19,15 +19,11 @@ from .moved_tokens import MOVED
 
 @dataclass(frozen=True, eq=False)
 class ToldAxes:
-    """dims: of inputs. names: which factors are frames (0), rows (1) and columns (2). doubts: by the number of tokens.
-
-    doubted: of the inputs themselves, whatever another input, such as a table of positions, tells of as many tokens.
-    """
+    """dims: of inputs. names: which factors are frames (0), rows (1) and columns (2). doubts: by the number of tokens."""
 
     dims: Mapping[torch.fx.Node, Dims] = field(default_factory=dict)
     names: Mapping[Atom, int] = field(default_factory=dict)
     doubts: Mapping[int, Doubt] = field(default_factory=dict)
-    doubted: Mapping[torch.fx.Node, Doubt] = field(default_factory=dict)
 
 
 def told_axes(told: Mapping[torch.fx.Node, Told]) -> ToldAxes:
@@ -35,18 +31,17 @@ def told_axes(told: Mapping[torch.fx.Node, Told]) -> ToldAxes:
     dims: dict[torch.fx.Node, Dims] = {}
     names: dict[Atom, int] = {}
     doubts: dict[int, Doubt] = {}
-    doubted: dict[torch.fx.Node, Doubt] = {}
     for node, known in told.items():
         sizes = [size_of(size) for size in fake_value(node).shape]
         axes: dict[int, Axis] = {}
         for dim, segments in known:
             if isinstance(segments, Doubt):
-                doubts[int(sizes[dim])] = doubted[node] = segments
+                doubts[int(sizes[dim])] = segments
             elif sum(tokens for tokens, _ in segments) == sizes[dim]:
                 axes[dim] = concat([_axis_of(*segment, names) for segment in segments])
         if axes:
             dims[node] = tuple(axes.get(dim, fresh(size)) for dim, size in enumerate(sizes))
-    return ToldAxes(dims, names, doubts, doubted)
+    return ToldAxes(dims, names, doubts)
 
 
 def _axis_of(tokens: int, grid: Triple | None, names: dict[Atom, int]) -> Axis:
