@@ -90,6 +90,6 @@ def test_a_grid_as_one_value():
 
 
 def test_pictures_without_matplotlib(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(StaError, match="run pip install matplotlib"):
         draw_window(Tiling((1, 2, 2), (1, 1, 1)), Window((1, 1, 1)))
