@@ -14,6 +14,7 @@ operands, accumulated in float32. Blocks are [batch, heads, blocks, rows, head_d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +42,11 @@ class Operand:
 
     @property
     def mT(self) -> Operand:
-        return Operand(self.main.mT, None if self.residual is None else self.residual.mT)
+        return self.map(lambda x: x.mT)
 
-    def __getitem__(self, index: object) -> Operand:
-        rest = None if self.residual is None else self.residual[index]  # type: ignore[index]
-        return Operand(self.main[index], rest)  # type: ignore[index]
+    def map(self, view: Callable[[Tensor], Tensor]) -> Operand:
+        """The same selection, order or repetition of both."""
+        return Operand(view(self.main), None if self.residual is None else view(self.residual))
 
 
 def multiply(a: Operand, b: Operand) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -126,11 +127,13 @@ class _Row:
                 here = (tier == of_tier)[..., None]
                 if not bool(here.any()):
                     continue
-                scores = scale * multiply(side.q[:, :, index], _pick_operand(side.k, block).mT)
+                scores = scale * multiply(
+                    side.q.map(lambda x: x[:, :, index]), side.k.map(partial(_pick, block=block)).mT
+                )
                 if side.smooth:
                     scores = scores + self.shift[..., None]
                 scores = scores.masked_fill(~(visible[:, :, None] & here), -torch.inf)
-                self._add(scores, side.arithmetic, _pick_operand(side.v, block))
+                self._add(scores, side.arithmetic, side.v.map(partial(_pick, block=block)))
 
     def skip(self, means: _Means, q: Tensor, tiers: Tensor) -> None:
         """All skipped blocks at once: keys that count as often as they have tokens."""
@@ -161,7 +164,11 @@ def _round(
     key, value = arithmetic.key(smoothed if smooth else k), arithmetic.value(v)
     query = arithmetic.query(q)
     return _Rounded(
-        arithmetic, query, _repeat_operand(key, share), _repeat_operand(value, share), smooth
+        arithmetic,
+        query,
+        key.map(lambda x: _repeat(x, share)),
+        value.map(lambda x: _repeat(x, share)),
+        smooth,
     )
 
 
@@ -186,18 +193,8 @@ def _repeat(x: Tensor, share: int) -> Tensor:
     return x.repeat_interleave(share, 1)
 
 
-def _repeat_operand(x: Operand, share: int) -> Operand:
-    rest = None if x.residual is None else _repeat(x.residual, share)
-    return Operand(_repeat(x.main, share), rest)
-
-
 def _pick(x: Tensor, block: Tensor) -> Tensor:
     """x[b, h, block[b, h]] of x [batch, heads, blocks, ...]"""
     batch, heads = block.shape
     rows = torch.arange(batch, device=x.device)[:, None]
     return x[rows, torch.arange(heads, device=x.device), block]
-
-
-def _pick_operand(x: Operand, block: Tensor) -> Operand:
-    rest = None if x.residual is None else _pick(x.residual, block)
-    return Operand(_pick(x.main, block), rest)
