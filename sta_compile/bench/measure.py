@@ -18,6 +18,10 @@ from .peers import PEERS
 from .workloads import Workload, dtype_of
 
 MATRIX = "matrix product"
+TURN = {
+    "cuda": 25.0,
+    "cpu": 0.0,
+}  # milliseconds of a contestant's turn: a few times what the host needs for a launch
 MATRIX_SIZES = {"cuda": (8192, 8), "cpu": (256, 1)}  # rows, and products of one run
 
 
@@ -130,7 +134,8 @@ def _time(
     runs = {name: c.run for name, c in contestants.items()} | {MATRIX: product}
     clock = clock_of(options.device) if options.device.type == "cuda" else None
     watch = watch_of(options.device, None if clock is None else clock.megahertz)
-    timings = interleaved(runs, watch, options.seconds, options.rounds)
+    turn = TURN[options.device.type]
+    timings = interleaved(runs, watch, options.seconds, options.rounds, turn)
     rate = flops / timings[MATRIX].ms / 1e9
     row.matrix_tflops, row.rounds = rate, timings[MATRIX].rounds
     fastest = min((timings[name].ms for name in dense), default=None)

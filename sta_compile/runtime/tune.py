@@ -34,6 +34,7 @@ ROWS_OF_A_BLOCK = 128
 BLOCKS_OF_A_MULTIPROCESSOR = 4  # so that the last wave of blocks doesn't decide
 TOLERANCE = 2e-2  # between two kernels' outputs; both round to 16 bits
 SECONDS, ROUNDS, WARM_UP = 1.0, 7, 0.3
+TURN = 2.0  # milliseconds: kernels of one head can be shorter than their launch
 
 Measure = Callable[[Request, tuple[KernelSpec, ...]], dict[KernelSpec, float]]
 
@@ -144,7 +145,8 @@ def measure_here(
         return {}
     warm_up(next(iter(runs.values())), request.device, WARM_UP)
     named = {str(number): run for number, run in enumerate(runs.values())}
-    timings = interleaved(named, watch_of(request.device), SECONDS, ROUNDS).values()
+    watch = watch_of(request.device)
+    timings = interleaved(named, watch, SECONDS, ROUNDS, TURN).values()
     return {spec: timing.ms for spec, timing in zip(runs, timings, strict=True)}
 
 

@@ -88,6 +88,30 @@ def test_contestants_take_turns_and_medians_count():
     assert found["b"].megahertz == 1504.0
 
 
+def test_a_turn_is_as_many_runs_as_it_takes():
+    ran = {"short": 0, "long": 0}
+
+    class Watch:
+        def measure(self, run):
+            before = sum(ran.values())
+            name = run()
+            assert sum(ran.values()) - before in (1, {"short": 7, "long": 1}[name])
+            return {"short": 3.0, "long": 30.0}[name] * (sum(ran.values()) - before), []
+
+    def contestant(name):
+        def run():
+            ran[name] += 1
+            return name
+
+        return run
+
+    runs = {name: contestant(name) for name in ran}
+    found = interleaved(runs, Watch(), seconds=0, rounds=4, turn=20.0)
+    assert ran == {"short": 1 + 4 * 7, "long": 1 + 4}  # one run to see how long it takes
+    assert (found["short"].ms, found["long"].ms) == (3.0, 30.0)
+    assert found["short"].rounds == 4
+
+
 def test_a_wrong_peer_is_named_and_not_timed(monkeypatch):
     from sta_compile.bench import measure as module
 
