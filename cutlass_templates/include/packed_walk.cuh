@@ -55,6 +55,12 @@ struct Walk {
     return Run{__shfl_sync(~0u, mine.start, index % 32), __shfl_sync(~0u, mine.length, index % 32)};
   }
 
+  // Token of the first whole block; -1 if none of the first 32 runs has one.
+  __device__ __forceinline__ int first_whole() const {
+    unsigned const having = __ballot_sync(~0u, lane < side.count && side.in_blocks(lane, mine) >= kBlock);
+    return having == 0 ? -1 : __shfl_sync(~0u, mine.start, __ffs(having) - 1);
+  }
+
   // block(token) for each whole block.
   template <class Block>
   __device__ __forceinline__ void whole(Block block) {

@@ -89,6 +89,12 @@ __device__ __forceinline__ void sync_warpgroup(int id) {
   asm volatile("bar.sync %0, 128;" ::"r"(id + 1) : "memory");
 }
 
+// All that compute.
+template <int kCount>
+__device__ __forceinline__ void sync_warpgroups() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kCount + 1), "n"(kCount * 128) : "memory");
+}
+
 // Of a warpgroup, from those that a launch gives to all.
 template <int registers>
 __device__ __forceinline__ void take_registers() {

@@ -26,13 +26,19 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   Shared& s = *reinterpret_cast<Shared*>(memory);
   if (shared_address(memory) % 1024 != 0) __trap();  // swizzled boxes need it, and the declaration asks for it
   auto const load_queries = [&](int active, Work const& work) { load_rows(s.q, p.q, s.first, active, s.q_full, work); };
-  auto const compute = [&](Work const& work, WarpRows const& rows, int id, int blocks, int all) {
+  auto const compute = [&](Work const& work, WarpRows const& rows, int id, bool shared, int blocks, int all) {
     Consumer consumer{s, id, static_cast<int>(threadIdx.x) % 128, p.problem.scale};
     wait(s.q_full, 0);
-    consumer.walk<false>(0, blocks);
-    consumer.walk<true>(blocks, all);
+    if (shared) {
+      consumer.walk<false, true>(0, blocks);
+      consumer.walk<true, true>(blocks, all);
+      if (!consumer.collect()) return;
+    } else {
+      consumer.walk<false, false>(0, blocks);
+      consumer.walk<true, false>(blocks, all);
+    }
     consumer.store(p.out.row(work.batch, work.head, rows.first), p.out.token, p.lse + first_row(p.problem, work) + rows.first, rows.count);
   };
   constexpr bool kMany = kWarpgroups > 2;
-  run_block<false, kMany ? 32 : 40, kMany ? 160 : 232>(p.problem, p.keys, s, load_queries, compute);
+  run_block<false, true, kMany ? 32 : 40, kMany ? 160 : 232>(p.problem, p.keys, s, load_queries, compute);
 }

@@ -108,7 +108,6 @@ struct KeyConsumer {
         finish_products<kValueGradient>();
         pin(dscores);
         differentiate(stage);
-        sync_warpgroup(id);  // all four warps have read the statistics of this stage
         if constexpr (kQuerySum) {
           wait(s.ds_empty[j % 2], j / 2 % 2 ^ 1);
           publish(j % 2);
@@ -130,9 +129,8 @@ struct KeyConsumer {
         pin(dk);
       } else {
         release(s.dout_empty[stage]);
-        sync_warpgroup(id);
       }
-      release(s.q_empty[stage]);
+      arrive(s.q_empty[stage]);
     }
   }
 
@@ -232,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(sta::kQuerySum ? 512 : 384, 1) sta_
     for (int i = 0; i < kStages; i++) {
       init(s.q_full[i], 33);  // the loads, and each lane's part of the statistics
       init(s.dout_full[i], 1);
-      init(s.q_empty[i], 2);
+      init(s.q_empty[i], 256);  // every thread that has read its statistics
       init(s.dout_empty[i], 2);
     }
     fence_init();

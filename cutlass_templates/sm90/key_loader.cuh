@@ -22,21 +22,26 @@ struct KeyStages {
 
 // Apart from the stages, whose alignment would pad them.
 struct KeyState {
-  Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages], v_loaded, counted;
+  Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages], v_loaded;
   GroupList<kKeys / kGroup> list;
   int blocks, rest_blocks;
+  bool shared;  // all warpgroups take the first one's rows, and different blocks of keys
   unsigned seen[kStages][(kKeys / kGroup + 1) / 2];  // of two groups: bit i, key i counts
 
-  // active: warpgroups that read.
-  __device__ __forceinline__ void init_barriers(int active) {
+  // What the loads of the first blocks need.
+  __device__ __forceinline__ void init_loads() {
     init(v_loaded, 1);
-    init(counted, 1);
-    list.init_barriers();
     for (int i = 0; i < kStages; i++) {
       init(k_full[i], 1);
       init(v_full[i], 1);
-      init(k_empty[i], active);
-      init(v_empty[i], active);
+    }
+  }
+
+  // readers: warpgroups that say when a block is no longer needed.
+  __device__ __forceinline__ void init_releases(int readers) {
+    for (int i = 0; i < kStages; i++) {
+      init(k_empty[i], readers);
+      init(v_empty[i], readers);
     }
   }
 };
@@ -91,10 +96,8 @@ __device__ __forceinline__ void clear_unseen(unsigned char* rows, unsigned const
   __syncwarp();
 }
 
-// All threads: this warp's rows; `firsts` tells them to the producer.
-__device__ __forceinline__ WarpRows take_rows(Problem const& p, Work const& work, int (&firsts)[4 * kWarpgroups]) {
-  int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0) - 4;
-  if (warp < 0) return {0, 0};
+// A consumer warp's rows; `firsts` tells them to the producer.
+__device__ __forceinline__ WarpRows take_rows(Problem const& p, Work const& work, int warp, int (&firsts)[4 * kWarpgroups]) {
   WarpRows const rows = rows_of(p, work, warp);
   if (threadIdx.x % 32 == 0) firsts[warp] = rows.count > 0 ? rows.first : -1;
   return rows;
@@ -116,81 +119,111 @@ __device__ __forceinline__ void load_rows(unsigned char (&rows)[kWarpgroups][kRo
   __syncwarp();
 }
 
-// One warp. load_queries: what it does once the counts of blocks are known. kClearKeys: hidden keys are cleared
-// too, for kernels that multiply by them (and not only by values).
-template <bool kClearKeys, class LoadQueries>
-__device__ __forceinline__ void produce(Problem const& p, KeyMaps const& maps, KeyStages& stages, KeyState& s, Work const& work, Keys const& keys,
-                                        LoadQueries load_queries) {
-  int const lane = threadIdx.x % 32;
-  int const kv_head = p.by_share.divide(work.head);
-  bool const leader = lane == 0;
-  Walk<kKeys, Keys> walk(keys);
-  // Do boxes of the rest hold keys that their run does not have, or that are hidden?
-  bool const foreign = walk.shorter || work.masked || p.key_mask != nullptr;
-  if (leader) {
+// One warp. kClearKeys: hidden keys are cleared too, for kernels that multiply by them (and not only by values).
+template <bool kClearKeys>
+struct KeyLoader {
+  Problem const& p;
+  KeyMaps const& maps;
+  KeyStages& stages;
+  KeyState& s;
+  Work const& work;
+  Walk<kKeys, Keys> walk;
+  int const kv_head;
+  bool const leader;
+  bool started = false;  // is the first whole block on its way?
+
+  __device__ __forceinline__ KeyLoader(Problem const& p, KeyMaps const& maps, KeyStages& stages, KeyState& s, Work const& work, Keys const& keys)
+      : p(p), maps(maps), stages(stages), s(s), work(work), walk(keys), kv_head(p.by_share.divide(work.head)), leader(threadIdx.x % 32 == 0) {}
+
+  __device__ __forceinline__ void load_whole(unsigned char* to, TensorMap const& map, Barrier& full, int token) const {
+    expect(full, kKeys * kRowBytes);
+    for (int c = 0; c < kColumnBlocks; c++)
+      load_box(to + c * kKeys * kSwizzle, map, full, c * kAtomColumns, token, kv_head, work.batch);
+    arrive(full);
+  }
+
+  // Before anyone reads: counts the blocks, and loads the first whole one, whose stage is free.
+  __device__ __forceinline__ void start() {
+    int const token = walk.first_whole();
+    started = token >= 0;
+    if (!leader) return;
     s.blocks = walk.blocks;
     s.rest_blocks = walk.rest_blocks;
-    arrive(s.counted);
+    if (!started) return;
+    load_whole(stages.k[0], maps.k, s.k_full[0], token);
+    load_whole(stages.v[0], maps.v, s.v_full[0], token);
   }
-  load_queries();
-  int j = 0;
-  walk.whole([&](int token) {
-    int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
-    if (leader) {
-      auto const load = [&](unsigned char* to, TensorMap const& map, Barrier& empty, Barrier& full) {
-        wait(empty, parity);
-        expect(full, kKeys * kRowBytes);
-        for (int c = 0; c < kColumnBlocks; c++)
-          load_box(to + c * kKeys * kSwizzle, map, full, c * kAtomColumns, token, kv_head, work.batch);
-        arrive(full);
-      };
-      load(stages.k[stage], maps.k, s.k_empty[stage], s.k_full[stage]);
-      load(stages.v[stage], maps.v, s.v_empty[stage], s.v_full[stage]);
-    }
-    __syncwarp();
-    j++;
-  });
-  // Lane i loads column block i % kColumnBlocks of group i / kColumnBlocks.
-  constexpr int kGroups = kKeys / kGroup;
+
+  // Of a thread block without work: memory that loads write to is not given back before they have.
+  __device__ __forceinline__ void abandon() {
+    if (!started) return;
+    wait(s.k_full[0], 0);
+    wait(s.v_full[0], 0);
+  }
+
+  __device__ __forceinline__ void load_all() {
+    int j = 0;
+    walk.whole([&](int token) {
+      int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
+      if (leader && (j > 0 || !started)) {
+        wait(s.k_empty[stage], parity);
+        load_whole(stages.k[stage], maps.k, s.k_full[stage], token);
+        wait(s.v_empty[stage], parity);
+        load_whole(stages.v[stage], maps.v, s.v_full[stage], token);
+      }
+      __syncwarp();
+      j++;
+    });
+    load_rest(j);
+  }
+
+  // j: blocks before them.
+  __device__ __forceinline__ void load_rest(int j) {
+    constexpr int kGroups = kKeys / kGroup;
+    int const lane = threadIdx.x % 32;
+    // Do boxes of the rest hold keys that their run does not have, or that are hidden?
+    bool const foreign = walk.shorter || work.masked || p.key_mask != nullptr;
+    // Lane i loads column block i % kColumnBlocks of group i / kColumnBlocks.
 #pragma unroll 1
-  for (int r = 0; r < walk.rest_blocks; r++, j++) {
-    int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
-    ListedGroup const mine = s.list.take(r);
-    int const c = lane % kColumnBlocks, g = lane / kColumnBlocks, token = __shfl_sync(~0u, mine.token, g);
-    int const to = c * kKeys * kSwizzle + g * kGroup * kSwizzle;
-    auto const load = [&](unsigned char* rows, TensorMap const& map, Barrier& full) {
-      if (leader) expect(full, kKeys * kRowBytes);
-      __syncwarp();
-      if (g < kGroups) load_box(rows + to, map, full, c * kAtomColumns, token, kv_head, work.batch);
-      __syncwarp();
-      if (leader) arrive(full);
-    };
-    bool const clear_keys = kClearKeys && foreign;
-    unsigned words[(kGroups + 1) / 2];
+    for (int r = 0; r < walk.rest_blocks; r++, j++) {
+      int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
+      ListedGroup const mine = s.list.take(r);
+      int const c = lane % kColumnBlocks, g = lane / kColumnBlocks, token = __shfl_sync(~0u, mine.token, g);
+      int const to = c * kKeys * kSwizzle + g * kGroup * kSwizzle;
+      auto const load = [&](unsigned char* rows, TensorMap const& map, Barrier& full) {
+        if (leader) expect(full, kKeys * kRowBytes);
+        __syncwarp();
+        if (g < kGroups) load_box(rows + to, map, full, c * kAtomColumns, token, kv_head, work.batch);
+        __syncwarp();
+        if (leader) arrive(full);
+      };
+      bool const clear_keys = kClearKeys && foreign;
+      unsigned words[(kGroups + 1) / 2];
 #pragma unroll
-    for (int i = 0; i < (kGroups + 1) / 2; i++)
-      words[i] = __shfl_sync(~0u, mine.seen, 2 * i) | __shfl_sync(~0u, mine.seen, 2 * i + 1) << kGroup;
-    wait(s.k_empty[stage], parity);
-    // The lane that arrives writes them: an arrival orders the writes of its own thread.
-    if (leader) {
+      for (int i = 0; i < (kGroups + 1) / 2; i++)
+        words[i] = __shfl_sync(~0u, mine.seen, 2 * i) | __shfl_sync(~0u, mine.seen, 2 * i + 1) << kGroup;
+      wait(s.k_empty[stage], parity);
+      // The lane that arrives writes them: an arrival orders the writes of its own thread.
+      if (leader) {
 #pragma unroll
-      for (int i = 0; i < (kGroups + 1) / 2; i++) s.seen[stage][i] = words[i];
-    }
-    load(stages.k[stage], maps.k_group, clear_keys ? s.v_loaded : s.k_full[stage]);
-    if (clear_keys) {
-      wait(s.v_loaded, 0);
-      clear_unseen(stages.k[stage], s.seen[stage]);
-      if (leader) arrive(s.k_full[stage]);
-    }
-    wait(s.v_empty[stage], parity);
-    load(stages.v[stage], maps.v_group, foreign ? s.v_loaded : s.v_full[stage]);
-    if (foreign) {
-      wait(s.v_loaded, kClearKeys ? 1 : r % 2);
-      clear_unseen(stages.v[stage], s.seen[stage]);
-      if (leader) arrive(s.v_full[stage]);
+        for (int i = 0; i < (kGroups + 1) / 2; i++) s.seen[stage][i] = words[i];
+      }
+      load(stages.k[stage], maps.k_group, clear_keys ? s.v_loaded : s.k_full[stage]);
+      if (clear_keys) {
+        wait(s.v_loaded, 0);
+        clear_unseen(stages.k[stage], s.seen[stage]);
+        if (leader) arrive(s.k_full[stage]);
+      }
+      wait(s.v_empty[stage], parity);
+      load(stages.v[stage], maps.v_group, foreign ? s.v_loaded : s.v_full[stage]);
+      if (foreign) {
+        wait(s.v_loaded, kClearKeys ? 1 : r % 2);
+        clear_unseen(stages.v[stage], s.seen[stage]);
+        if (leader) arrive(s.v_full[stage]);
+      }
     }
   }
-}
+};
 
 // One warp, beside the one that loads.
 __device__ __forceinline__ void list_keys(KeyState& s, Keys const& keys) {
@@ -205,38 +238,56 @@ __device__ __forceinline__ long long first_row(Problem const& p, Work const& wor
 }
 
 // A thread block that owns queries: one warpgroup loads, the others compute. S has q, stages, keys, q_full and first.
-// load_queries(active, work): one warp's loads, for so many warpgroups. compute(work, rows, id, blocks, all): of one warpgroup;
-// whole blocks of keys, and those with the rest.
-template <bool kClearKeys, int kLoaderRegisters, int kRegisters, class S, class LoadQueries, class Compute>
+// load_queries(active, work): one warp's loads, for so many warpgroups. compute(work, rows, id, shared, blocks, all): of one
+// warpgroup; whole blocks of keys, and those with the rest. kShares: where the first warpgroup alone has rows, all of them
+// compute, and each block of keys is one's; `shared` tells them.
+template <bool kClearKeys, bool kShares, int kLoaderRegisters, int kRegisters, class S, class LoadQueries, class Compute>
 __device__ __forceinline__ void run_block(Problem const& problem, KeyMaps const& maps, S& s, LoadQueries load_queries, Compute compute) {
   Work const work = work_of(problem, blockIdx.x);
   // The shuffle tells the compiler that it is the same in a warp, which keeps descriptors in uniform registers.
-  int const warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  WarpRows const rows = take_rows(problem, work, s.first);
-  int const active = __syncthreads_count(threadIdx.x % 128 == 0 && rows.count > 0);
-  if (active == 0) return;  // a group of smaller tiles needs fewer blocks
-  if (threadIdx.x == 0) {
-    init(s.q_full, 1);
-    s.keys.init_barriers(active);
-    fence_init();
-  }
-  __syncthreads();
+  int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
   if (warpgroup == 0) {
     give_registers<kLoaderRegisters>();
-    auto const load = [&] {
+    Keys const keys(problem, work);
+    if (warp == 0) {
+      // Nothing here waits for the consumers' rows, which they find meanwhile.
+      if (threadIdx.x == 0) {
+        init(s.q_full, 1);
+        s.keys.init_loads();
+        fence_init();
+      }
+      KeyLoader<kClearKeys> loader(problem, maps, s.stages, s.keys, work, keys);
+      loader.start();
+      int const active = __syncthreads_count(0);
+      if (active == 0) return loader.abandon();
+      if (threadIdx.x == 0) {
+        s.keys.shared = kShares && active == 1 && loader.walk.blocks + loader.walk.rest_blocks >= 2 * kWarpgroups;
+        s.keys.init_releases(s.keys.shared ? kWarpgroups : active);
+        fence_init();
+      }
+      __syncthreads();
       load_queries(active, work);
       if (threadIdx.x == 0) arrive(s.q_full);
-    };
-    if (threadIdx.x < 32) produce<kClearKeys>(problem, maps, s.stages, s.keys, work, Keys(problem, work), load);
-    else if (threadIdx.x < 64) list_keys(s.keys, Keys(problem, work));
+      loader.load_all();
+    } else {
+      if (threadIdx.x == 32) s.keys.list.init_barriers();
+      int const active = __syncthreads_count(0);
+      if (active == 0) return;
+      __syncthreads();
+      if (warp == 1) list_keys(s.keys, keys);
+    }
     return;
   }
+  WarpRows const rows = take_rows(problem, work, warp - 4, s.first);
+  int const active = __shfl_sync(~0u, __syncthreads_count(threadIdx.x % 128 == 0 && rows.count > 0), 0);
+  if (active == 0) return;  // a group of smaller tiles needs fewer blocks
+  __syncthreads();
   take_registers<kRegisters>();
   int const id = warpgroup - 1;
-  if (id >= active) return;
-  wait(s.keys.counted, 0);
   int const blocks = __shfl_sync(~0u, s.keys.blocks, 0), all = blocks + __shfl_sync(~0u, s.keys.rest_blocks, 0);
-  compute(work, rows, id, blocks, all);
+  bool const shared = __shfl_sync(~0u, static_cast<int>(s.keys.shared), 0) != 0;
+  if (id >= active && !shared) return;
+  compute(work, rows, id, shared, blocks, all);
 }
 
 }  // namespace sta

@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     load_rows(s.q, p.q, s.first, active, s.q_full, work);
     load_rows(s.dout, p.dout, s.first, active, s.q_full, work);
   };
-  auto const compute = [&](Work const& work, WarpRows const& rows, int id, int blocks, int all) {
+  auto const compute = [&](Work const& work, WarpRows const& rows, int id, bool, int blocks, int all) {
     QueryConsumer consumer{s, id, static_cast<int>(threadIdx.x) % 128, p.problem.scale};
     int const row = consumer.lane % 32 / 4;
     long long const first = first_row(p.problem, work) + rows.first;
@@ -104,5 +104,5 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     store_rows<kRows>(s.q[id], consumer.lane, consumer.dq, factor, rows.count, p.dq.row(work.batch, work.head, rows.first), p.dq.token);
   };
   constexpr bool kMany = kWarpgroups > 2;
-  run_block<true, kMany ? 32 : 24, kMany ? 160 : 240>(p.problem, p.keys, s, load_queries, compute);
+  run_block<true, false, kMany ? 32 : 24, kMany ? 160 : 240>(p.problem, p.keys, s, load_queries, compute);
 }

@@ -14,6 +14,16 @@ SMALL = {
     "ragged": ((7, 13, 17), (3, 3, 4), (1, 3, 3), ("video",), [1547], None, None),
     "full cols": ((5, 9, 11), (5, 3, 3), (3, 1, 3), ("video",), [495], None, None),
     "full": ((5, 9, 11), (5, 3, 3), (5, 3, 3), ("video",), [495], None, None),
+    # 1200 = 6 * 192 + 48: the last block of rows has one warpgroup's, and so have the text's
+    "a few rows and many keys": (
+        (5, 12, 20),
+        (5, 3, 4),
+        (5, 3, 4),
+        ("video", "context"),
+        [1200, 40],
+        [[40], [7], [0]],
+        None,
+    ),
     "text after": (
         (5, 12, 16),
         (3, 3, 4),

@@ -54,7 +54,7 @@ def test_cases(case, layout):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", BLOCKS)
-@pytest.mark.parametrize("case", ["ragged", "text on both sides"])
+@pytest.mark.parametrize("case", ["ragged", "text on both sides", "a few rows and many keys"])
 def test_head_dims_and_dtypes(case, head_dim, dtype):
     check(case, (2, 2), head_dim, dtype, "bnhd", kernel="cutlass")
 
