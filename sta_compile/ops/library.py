@@ -36,11 +36,15 @@ def register_autograd(
     recording = make_autograd_impl(op, Info(backward, setup_context))
     below = torch._C._after_autograd_keyset.remove(torch._C.DispatchKey.ADInplaceOrView)
     devices = torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CPU
+    # By the bits of a set of keys, of which a process sees few: comparing keys takes longer than finding them.
+    answered: dict[int, bool] = {}
 
     def autograd(keyset: Any, *arguments: Any) -> Any:
-        if (keyset & below).highestPriorityTypeId() in devices and not (
-            torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
-        ):
+        bits = keyset.raw_repr()
+        by_kernel = answered.get(bits)
+        if by_kernel is None:
+            by_kernel = answered[bits] = (keyset & below).highestPriorityTypeId() in devices
+        if by_kernel and not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
             return kernel(*arguments)
         return recording(keyset, *arguments)
 

@@ -21,6 +21,11 @@ def current_stream(device: int) -> int:
     return int(torch._C._cuda_getCurrentRawStream(device))
 
 
+def current_device() -> int:
+    """Of torch, which has been initialised: torch.cuda.current_device would make sure of that each time."""
+    return int(torch._C._cuda_getDevice())
+
+
 def driver() -> Any:
     from cuda.bindings import driver
 

@@ -23,6 +23,7 @@ from ..ir.attention_spec import AttentionSpec
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from ..ir.visibility import Visibility
+from .driver import current_device
 from .problem import problem_of
 from .runner import Start, runner_of
 from .say import say
@@ -179,6 +180,8 @@ def _tensors(call: Call, copies: Copies, of_context: bool) -> tuple[Tensors, Ten
 
 def flags_of(call: Call, of_context: bool) -> Flags:
     """What says which keys count."""
+    if call.key_lengths is call.dense is call.key_mask is call.video_mask is None:
+        return None, None, None, None, None
     key_lengths, key_mask = (call.key_lengths, call.key_mask) if of_context else (None, None)
     video_mask = flat(call.video_mask)
     shown = None if video_mask is None else video_mask.all(1)
@@ -223,7 +226,7 @@ def built(spec: KernelSpec, device: int) -> Any:
 
 
 def on_device(start: Start, device: torch.device, tensors: Any) -> None:
-    if torch.cuda.current_device() == device.index:
+    if current_device() == device.index:
         start(tensors)
         return
     with torch.cuda.device(device):
