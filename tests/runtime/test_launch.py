@@ -27,7 +27,7 @@ def hopper(monkeypatch):
     monkeypatch.setattr(launch, "_built", {})
     monkeypatch.setattr(say, "_said", set())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    monkeypatch.setattr(launch, "current_device", lambda: None)
     monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
 
 
