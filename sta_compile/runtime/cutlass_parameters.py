@@ -65,7 +65,7 @@ class Arguments:
         self._kept: dict[tuple[int, ...], Parameters] = {}
 
     def of(self, tensors: tuple[Tensor | None, ...]) -> Parameters:
-        key = tuple(0 if x is None else x.data_ptr() for x in tensors)
+        key = tuple([0 if x is None else x.data_ptr() for x in tensors])  # faster than a generator
         found = self._kept.get(key)
         if found is None:
             found = self._make(key)

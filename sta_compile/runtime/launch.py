@@ -63,12 +63,15 @@ class Copies(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel that ran once, and all that calls of one key share."""
+    """A kernel that ran once, and all that calls of one key share. rows: shape of lse, as a tuple: torch reads its own sizes
+    more slowly.
+    """
 
     spec: KernelSpec
     start: Start
     copies: Copies
     of_context: bool
+    rows: tuple[int, ...]
 
 
 Key = tuple[Any, ...]
@@ -112,7 +115,7 @@ def launch_again(call: Call, key: Key) -> tuple[Tensor, Tensor] | None:
     ready = _ready.get(key)
     if ready is None:
         return None
-    tensors, out = _tensors(call, ready.copies, ready.of_context)
+    tensors, out = _tensors(call, ready.copies, ready.of_context, ready.rows)
     try:
         on_device(ready.start, call.q.device, tensors)
     except Exception as error:
@@ -140,14 +143,15 @@ def attention_forward(
     geometry, scale = visible.geometry, call.scale
     of_context = geometry.context_keys > 0
     copies = Copies(*(not is_aligned(x) for x in (*call[:3], torch.empty_like(q))))
-    tensors, out = _tensors(call, copies, of_context)
+    rows = tuple(q.shape[:3])
+    tensors, out = _tensors(call, copies, of_context, rows)
     choice = AttentionSpec.parse(call.spec).choice
     specs, refusals = select(problem_of(tensors, geometry, scale), kernel, choice)
     for spec in specs:
         if spec not in _failed and (start := run(spec, tensors, geometry, scale)):
             if len(_ready) >= MOST_READY:
                 _ready.clear()
-            _ready[key] = Launch(spec, start, copies, of_context)
+            _ready[key] = Launch(spec, start, copies, of_context, rows)
             return _result(tensors, out)
     failures = [_failed[spec] for spec in specs if spec in _failed]
     if len(failures) < len(specs):
@@ -162,19 +166,21 @@ def attention_forward(
     return None
 
 
-def _tensors(call: Call, copies: Copies, of_context: bool) -> tuple[Tensors, Tensor]:
+def _tensors(
+    call: Call, copies: Copies, of_context: bool, rows: tuple[int, ...]
+) -> tuple[Tensors, Tensor]:
     """What a kernel works on, and the operator's own output, which may be another."""
     q, k, v, *_ = call
     out = torch.empty_like(q)
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    lse = torch.empty(rows, dtype=torch.float32, device=q.device)
     target = out
     if any(copies):
-        rows = torch.contiguous_format
+        dense = torch.contiguous_format
         q, k, v = (
-            x.clone(memory_format=rows) if copy else x
+            x.clone(memory_format=dense) if copy else x
             for x, copy in zip((q, k, v), copies, strict=False)
         )
-        target = torch.empty_like(out, memory_format=rows) if copies.out else out
+        target = torch.empty_like(out, memory_format=dense) if copies.out else out
     return Tensors(q, k, v, target, lse, *flags_of(call, of_context)), out
 
 
