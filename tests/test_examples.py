@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -49,6 +50,7 @@ def test_inspect_a_plan(run, tmp_path):
         ("compile_a_model", [], ["diffusers"]),
         ("regional_compile", [], ["diffusers"]),
         ("diffusers_pipeline", [], ["diffusers", "transformers"]),
+        ("moving_shapes", ["train"], ["diffusers"]),
         ("inspect_a_plan", ["5x6x8", "auto", "--picture", "window.png"], ["matplotlib"]),
     ],
 )
@@ -85,6 +87,47 @@ def test_regional_compile(run):
     out = run("regional_compile")
     assert "over 9x24x40 tokens" in out
     assert "over 9x40x24 tokens" in out
+
+
+@pytest.mark.usefixtures("stages_only")
+@pytest.mark.filterwarnings("ignore:sta. ")
+def test_moving_shapes(run, tmp_path):
+    weights = str(tmp_path / "weights.pt")
+    out = run("moving_shapes", "train", "--steps", "3", "--weights", weights)
+    assert "3 steps, loss" in out
+    files = "--frames", str(tmp_path / "frames.png"), "--json", str(tmp_path / "table.json")
+    run(
+        "moving_shapes",
+        "compare",
+        "--weights",
+        weights,
+        "--videos",
+        "1",
+        *files,
+        "--windows",
+        "9,12,16",
+        "3,3,4",
+    )
+    full, all_of_it, window = json.loads((tmp_path / "table.json").read_text())
+    assert full["window"] == "full"
+    assert all_of_it["psnr"] > 60  # of all 9x12x16 tokens: the dense model again
+    assert window["psnr"] < all_of_it["psnr"]
+    assert window["ssim"] < 1
+    assert (tmp_path / "frames.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_moving_shapes_bounce_and_measure():
+    module = runpy.run_path(str(EXAMPLES / "moving_shapes.py"))
+    assert module["bounced"](torch.tensor([-1.5, 0.5, 1.5, 3.0])).tolist() == [-0.5, 0.5, 0.5, -1.0]
+    prompts = module["scenes"](2, torch.device("cpu"), torch.Generator().manual_seed(0))
+    video = module["render"](prompts, (5, 24, 32))
+    assert video.shape == (2, 3, 5, 24, 32)
+    assert video.abs().max() <= 1
+    assert not video[:, :, 0].equal(video[:, :, 4])
+    assert module["ssim"](video, video) == pytest.approx(1)
+    assert module["psnr"](video, video + 0.2) == pytest.approx(
+        20, abs=1e-3
+    )  # 10 log10(2^2 / 0.2^2)
 
 
 @pytest.mark.slow
