@@ -33,6 +33,10 @@ BLOCKS: dict[int, Blocks] = {
     256: _blocks(80, groups=2),
 }
 
+# In e4m3: a row of up to 128 columns is one box, and so are 128 keys of a column of transposed values.
+FP8_KEYS = 128
+FP8_BLOCKS: dict[int, Blocks] = dict.fromkeys((64, 80, 96, 112, 128), _blocks(FP8_KEYS, stages=6))
+
 
 def row_bytes(head_dim: int) -> int:
     """A row of q, k, v or their gradients in shared memory."""

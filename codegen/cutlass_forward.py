@@ -18,6 +18,7 @@ CAPABILITY = 90  # sm_90a is for this one alone: code for it does not run on lat
 class CutlassForward:
     name: str = "cutlass"
     loads: str = "tma"
+    precision: str = "native"
 
     def refuse(self, problem: Problem) -> str:
         p, target = problem, problem.target

@@ -85,6 +85,15 @@ PROBLEM = tuple(
 )
 KEY_MAPS = ("keys.k", "keys.v", "keys.k_group", "keys.v_group")
 FORWARD = Layout("Parameters", ("q", *KEY_MAPS), (*_tensor("out"), Field("lse", "Q"), *PROBLEM))
+SCALES = ("q_scale", "k_scale", "v_scale", "shift")  # addresses
+FORWARD_FP8 = Layout(
+    "Parameters",
+    ("q", *KEY_MAPS),
+    (
+        *(*_tensor("out"), Field("lse", "Q"), *(Field(name, "Q") for name in SCALES)),
+        *(Field("kv_heads", "i"), *PROBLEM),
+    ),
+)
 KEY_GRADIENTS = Layout(
     "BackwardParameters",
     ("q", "dout", "k", "v", "q_group", "dout_group"),

@@ -1,8 +1,8 @@
 """What each C++ kernel's source is made of: the template, the constants and matrix products that depend on its spec, the
 layouts of its parameters, and the shared memory that it asks for.
 
-A product is a warpgroup's 64 rows by `columns`, 16 deep: `left` operand from shared memory ("SS") or registers ("RS"), and
-which dimension of each operand is contiguous, "K" or "MN" (PTX ISA, "wgmma.mma_async").
+A product is a warpgroup's 64 rows by `columns`, 32 bytes deep: `left` operand from shared memory ("SS") or registers ("RS"),
+and which dimension of each operand is contiguous, "K" or "MN" (PTX ISA, "wgmma.mma_async"); of 8-bit operands always "K".
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..ir.kernel_spec import KernelSpec
-from .cutlass_blocks import BOX, QUERY_UNIT, row_bytes
-from .cutlass_layout import FORWARD, KEY_GRADIENTS, QUERY_GRADIENTS, ROWS, Layout
+from .cutlass_blocks import BOX, FP8_KEYS, QUERY_UNIT, row_bytes
+from .cutlass_layout import FORWARD, FORWARD_FP8, KEY_GRADIENTS, QUERY_GRADIENTS, ROWS, Layout
 
 EXTRA = 1024  # barriers, and the list of the packed rest
 PART = 64  # columns of dQ that are summed at a time
+ONES = 8  # columns of ones beside values in e4m3
 KEY_ROWS = 128  # keys of a thread block that owns keys
 # Gradients that a kernel whose thread blocks own keys computes, by direction: dK, dV, and the sum of dQ.
 KEY_DIRECTIONS = {
@@ -30,8 +31,8 @@ class Product(NamedTuple):
     name: str
     columns: int
     form: str
-    left: str
-    right: str
+    left: str = "K"
+    right: str = "K"
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,30 @@ class Program:
 
 def program_of(spec: KernelSpec) -> Program:
     """For specs of the "cutlass" emitter, by their direction."""
+    if spec.precision == "fp8":
+        return _forward_fp8(spec)
     make = {"forward": _forward, "backward_q": _query_gradients, "backward_rows": _rows}
     return make.get(spec.direction, _key_gradients)(spec)
 
 
 def _forward(spec: KernelSpec) -> Program:
     return _of_queries(spec, "attention_forward", FORWARD, tensors=1)
+
+
+def _forward_fp8(spec: KernelSpec) -> Program:
+    """Weights times values in two products: the registers don't hold the output of one."""
+    head_dim, blocks = spec.head_dim, spec.blocks
+    first = head_dim // 2 // 8 * 8
+    shared = FP8_KEYS * (blocks.m + blocks.stages * (blocks.n + head_dim + ONES)) + EXTRA
+    products = (
+        Product("ScoresMma", blocks.n, "SS"),
+        Product("FirstMma", first, "RS"),
+        Product("LastMma", head_dim - first + ONES, "RS"),
+    )
+    warpgroups = blocks.m // QUERY_UNIT
+    constants = _constants(spec, shared, warpgroups, kKeys=blocks.n, kFirst=first)
+    entries = {"sta_attention_forward_fp8": FORWARD_FP8}
+    return Program("sm90/attention_forward_fp8.cuh", entries, constants, products, shared)
 
 
 def _query_gradients(spec: KernelSpec) -> Program:
@@ -100,6 +119,7 @@ def _rows(spec: KernelSpec) -> Program:
 def _constants(spec: KernelSpec, shared: int, warpgroups: int, **others: int) -> dict[str, int]:
     return {
         "kBfloat16": spec.dtype == "bf16",
+        "kOperandBytes": 1 if spec.precision == "fp8" else 2,
         "kHeadDim": spec.head_dim,
         "kWarpgroups": warpgroups,
         "kStages": spec.blocks.stages,

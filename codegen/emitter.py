@@ -23,6 +23,7 @@ class Problem:
     lengths: integer type of key_lengths ("i32", "i64"), "" without.
     key_runs: (lengths of the runs that a tile reads, how many such tiles).
     mapped: q, k, v are each one 2-D matrix. boxed: TMA can read them as they are, in 4-D (tensor_map).
+    precision: "native", or "fp8" where an emitter has it.
     """
 
     target: Target
@@ -40,6 +41,7 @@ class Problem:
     masked: bool = False
     video_masked: bool = False
     head_windows: bool = False
+    precision: str = "native"
 
     def spec(self, emitter: Emitter, blocks: Blocks) -> KernelSpec:
         return KernelSpec(
@@ -69,6 +71,10 @@ class Emitter(Protocol):
     @property
     def loads(self) -> str:
         """KernelSpec.loads: tells emitters of one name apart."""
+
+    @property
+    def precision(self) -> str:
+        """KernelSpec.precision: "native" emitters take every problem, others those that ask for theirs."""
 
     def refuse(self, problem: Problem) -> str:
         """Why this emitter can't run `problem`, or ""."""

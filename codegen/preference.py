@@ -17,11 +17,15 @@ CUTLASS_FROM: dict[tuple[int, int], int] = dict.fromkeys(
 
 
 def order(emitters: tuple[Emitter, ...], problem: Problem) -> tuple[Emitter, ...]:
-    """The emitters as "auto" tries them."""
+    """The emitters as "auto" tries them; those of a precision that was asked for come first."""
     least = CUTLASS_FROM.get((problem.target.capability, problem.head_dim))
     if least is None or average_run(problem) >= least:
         return emitters
-    return tuple(sorted(emitters, key=lambda emitter: emitter.name == "cutlass"))
+    return tuple(sorted(emitters, key=_is_native_cutlass))
+
+
+def _is_native_cutlass(emitter: Emitter) -> bool:
+    return emitter.name == "cutlass" and emitter.precision == "native"
 
 
 def average_run(problem: Problem) -> float:

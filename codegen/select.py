@@ -8,11 +8,17 @@ from functools import lru_cache
 from ..ir.kernel_spec import KernelSpec, parse_choice
 from .blocks import blocks_to_try
 from .cutlass_forward import CutlassForward
+from .cutlass_fp8 import CutlassFp8Forward
 from .emitter import Emitter, Problem
 from .preference import order
 from .triton_forward import TritonForward
 
-EMITTERS: tuple[Emitter, ...] = (CutlassForward(), TritonForward("tma"), TritonForward("pointer"))
+EMITTERS: tuple[Emitter, ...] = (
+    CutlassFp8Forward(),
+    CutlassForward(),
+    TritonForward("tma"),
+    TritonForward("pointer"),
+)
 
 
 @lru_cache(maxsize=4096)
@@ -21,14 +27,17 @@ def select(
 ) -> tuple[tuple[KernelSpec, ...], tuple[str, ...]]:
     """Kernels, preferred first, and why others refused. kernel: "auto" or an emitter's name.
 
-    choice: of a measurement (KernelSpec.choice); it comes first if its emitter accepts the problem.
+    choice: of a measurement (KernelSpec.choice); it comes first if its emitter accepts the problem. Kernels of another
+    precision than "native" are not measured against it, and come before it.
     """
     able, reasons = _able(problem, kernel)
     specs = [emitter.specify(problem) for emitter in able]
     if choice:
         name, loads, blocks = parse_choice(choice)
-        of_emitter = (spec for spec in specs if (spec.emitter, spec.loads) == (name, loads))
-        specs = [*(replace(spec, blocks=blocks) for spec in of_emitter), *specs]
+        native = [spec for spec in specs if spec.precision == "native"]
+        of_emitter = (spec for spec in native if (spec.emitter, spec.loads) == (name, loads))
+        chosen = [replace(spec, blocks=blocks) for spec in of_emitter]
+        specs = [*(spec for spec in specs if spec not in native), *chosen, *native]
     return tuple(dict.fromkeys(specs)), reasons
 
 
@@ -38,9 +47,10 @@ def candidates(problem: Problem, kernel: str) -> tuple[tuple[KernelSpec, ...], .
 
 
 def variants(problem: Problem, kernel: str) -> tuple[KernelSpec, ...]:
-    """Every kernel that a measurement may choose from; first what `select` puts first."""
+    """Every kernel that a measurement may choose from, all of one precision; first what `select` puts first."""
     found: dict[KernelSpec, None] = {}
-    for emitter in _able(problem, kernel)[0]:
+    able = _able(problem, kernel)[0]
+    for emitter in (emitter for emitter in able if emitter.precision == able[0].precision):
         spec = emitter.specify(problem)
         others = emitter.candidates(problem)
         if emitter.name == "triton":
@@ -55,7 +65,10 @@ def _able(problem: Problem, kernel: str) -> tuple[tuple[Emitter, ...], tuple[str
     able: list[Emitter] = []
     reasons: list[str] = []
     for emitter in order(EMITTERS, problem):
-        if kernel not in ("auto", emitter.name):
+        if kernel not in ("auto", emitter.name) or emitter.precision not in (
+            "native",
+            problem.precision,
+        ):
             continue
         reason = emitter.refuse(problem)
         if reason:

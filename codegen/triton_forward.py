@@ -19,6 +19,7 @@ class TritonForward:
 
     loads: str
     name: str = "triton"
+    precision: str = "native"
 
     def refuse(self, problem: Problem) -> str:
         p, target = problem, problem.target

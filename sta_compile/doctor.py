@@ -12,6 +12,7 @@ from ._version import __version__
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from .codegen.emitter import Emitter
     from .ir.target import Target
 
 # distribution -> what is missing without it
@@ -135,10 +136,15 @@ def _examine_device(name: str, target: Target) -> Device:
     # A usual call: bf16, heads of 128, tiles of 384 queries that read runs of 1152 keys.
     runs = ((1152,) * 9, 1)
     problem = Problem(target, "bf16", 128, 0, "", False, 128**-0.5, ((384, 1),), (runs,))
-    kernels = {f"{e.name} ({e.loads})": e.refuse(problem) for e in EMITTERS}
+    kernels = {_name(emitter): emitter.refuse(problem) for emitter in EMITTERS}
     slow = "" if target.kind == "cpu" else "only with options={'kernel': 'reference'}: it is slow"
     kernels["reference"] = slow
     return Device(name, target.name, ", ".join(_facts(target)), kernels)
+
+
+def _name(emitter: Emitter) -> str:
+    what = (emitter.loads, *([] if emitter.precision == "native" else [emitter.precision]))
+    return f"{emitter.name} ({', '.join(what)})"
 
 
 def _facts(target: Target) -> list[str]:

@@ -32,6 +32,7 @@ class GridPlan:
         stays symbolic. order: which of them are frames, rows and columns (see `GridAxis`).
     settings: with window and tile in this order.
     ends: first and last frames that every query sees; `plan`, and tile order, are of the frames between them.
+    recorded: gradients of its attentions are recorded.
     """
 
     axis: Axis
@@ -42,6 +43,7 @@ class GridPlan:
     settings: Settings
     layout: LayoutPlan
     ends: tuple[int, int] = (0, 0)
+    recorded: bool = False
 
     @property
     def windowed(self) -> Triple | None:
@@ -77,7 +79,7 @@ class GridPlan:
 
     def spec(self, roles: Sequence[str]) -> str:
         """Text of the AttentionSpec for attentions whose segments have these roles."""
-        kernel = self.settings.kernel
+        kernel, precision = self.settings.kernel, self.precision
         if self.plan is None:
             return AttentionSpec(
                 roles=tuple(roles),
@@ -85,6 +87,7 @@ class GridPlan:
                 tile=self.settings.tile,
                 min_tokens=self.settings.min_tokens,
                 kernel=kernel,
+                precision=precision,
             ).text()
         plan = self.plan
         window: Triple | Literal["full"] | HeadTriples = plan.window.tiles
@@ -93,8 +96,17 @@ class GridPlan:
         elif plan.head_windows:
             window = tuple(each.tiles for each in plan.head_windows)
         return AttentionSpec(
-            roles=tuple(roles), tiles=plan.tiling.tiles, window=window, kernel=kernel
+            roles=tuple(roles),
+            tiles=plan.tiling.tiles,
+            window=window,
+            kernel=kernel,
+            precision=precision,
         ).text()
+
+    @property
+    def precision(self) -> str:
+        """As in AttentionSpec."""
+        return "native" if self.recorded else self.settings.precision
 
     def _evidence(self, site: VideoAttention) -> str:
         parts = [site.grid.basis]
@@ -118,6 +130,16 @@ class GridPlan:
         if any(self.ends):
             return f"always_keep leaves {tokens} tokens, and {whose} has all of these"
         return f"{whose} has all of {tokens} tokens; a smaller window or tile has fewer"
+
+    @property
+    def why_native(self) -> str:
+        """Why a precision that was asked for is not used; "" if it is."""
+        if self.precision == self.settings.precision:
+            return ""
+        return (
+            f"precision={self.settings.precision!r} has no gradients, and they are recorded: attention stays native; call "
+            "the model under torch.no_grad()"
+        )
 
     def report(self, kernel: str) -> list[ReplacedSite]:
         """One row per attention; numbers are (frames, rows, cols) whatever the order of the tokens."""
@@ -143,6 +165,8 @@ class GridPlan:
                 evidence=self._evidence(site),
                 order=site.grid.order_text,
                 why_exact=self.why_exact,
+                precision=self.precision,
+                why_native=self.why_native,
             )
             for site in self.sites
         ]
@@ -271,8 +295,11 @@ def _plan(
     plan = None if grid is None else plan_attention(grid, settings.window, settings.tile)
     full = plan.is_full if plan is not None else settings.window == "full"
     frames = settings.always_keep
+    recorded = any(each.site.recorded for each in sites)
     if frames is None or full:  # a full window keeps all frames
-        return GridPlan(axis, factors, tuple(sites), grid, plan, settings, layout)
+        return GridPlan(
+            axis, factors, tuple(sites), grid, plan, settings, layout, recorded=recorded
+        )
     if first.order[0] != 0:
         return None
     ends = sum(frame >= 0 for frame in frames), sum(frame < 0 for frame in frames)
@@ -280,7 +307,7 @@ def _plan(
     before, after = (n * rows * cols for n in ends)
     kept = tuple(replace(site, tokens=site.tokens.with_ends(before, after)) for site in sites)
     if grid is None:
-        return GridPlan(axis, factors, kept, None, None, settings, layout, ends)
+        return GridPlan(axis, factors, kept, None, None, settings, layout, ends, recorded)
     between = _between(grid, ends)
     if between[0] < 1:
         raise InvalidOptionError(
@@ -288,7 +315,7 @@ def _plan(
             'keep fewer, or pass window="full" for exact attention'
         )
     plan = plan_attention(between, settings.window, settings.tile)
-    return GridPlan(axis, factors, kept, grid, plan, settings, layout, ends)
+    return GridPlan(axis, factors, kept, grid, plan, settings, layout, ends, recorded)
 
 
 def known_shape(gm: torch.fx.GraphModule, shape: tuple[Size, Size, Size]) -> Triple | None:

@@ -42,6 +42,8 @@ class ReplacedSite:
         ""  # of the tokens, where it is not frames, rows, cols, or nothing says which is which
     )
     why_exact: str = ""  # where nobody asked for a full window, and it is one
+    precision: str = "native"  # as the option of that name
+    why_native: str = ""  # where another precision was asked for
 
     @property
     def exact(self) -> bool:

@@ -159,7 +159,7 @@ def _replaced_table(sites: list[ReplacedSite]) -> Table:
             "at run time" if site.tiles is None else f"{shape(site.tiles)} of {shape(site.tile)}",
             _window(site),
             "" if site.kept is None else percent(site.kept),
-            site.kernel,
+            site.kernel if site.precision == "native" else f"{site.kernel} {site.precision}",
         )
     return table
 
@@ -184,11 +184,12 @@ def _facts(report: Report) -> str:
     lines = []
     if report.replaced:
         grids = dict.fromkeys(
-            (site.grid, site.evidence, site.order, site.why_exact) for site in report.replaced
+            (site.grid, site.evidence, site.order, site.why_exact, site.why_native)
+            for site in report.replaced
         )
         lines += [
-            "; ".join(filter(None, (f"grid {shape(grid)}: {evidence}", order, why)))
-            for grid, evidence, order, why in grids
+            "; ".join(filter(None, (f"grid {shape(grid)}: {evidence}", *others)))
+            for grid, evidence, *others in grids
             if evidence
         ]
         lines.append(

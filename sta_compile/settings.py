@@ -19,7 +19,7 @@ from typing import Any
 
 from . import option_values as read
 from .errors import InvalidOptionError, UnknownOptionError
-from .ir.attention_spec import Triple, WindowRequest
+from .ir.attention_spec import PRECISIONS, Triple, WindowRequest
 from .ir.target import SHARED_MEMORY
 
 ENV_PREFIX = "STA_"
@@ -102,6 +102,13 @@ class Settings:
         '"auto", "cutlass", "triton" or "reference"',
         'What runs the attention. "cutlass" is CUDA C++ for Hopper; "reference" is plain PyTorch on any device; "auto" '
         "takes the choice of a table that comes with the package.",
+    )
+    precision: str = _option(
+        "native",
+        read.one_of(*PRECISIONS),
+        '"native" or "fp8"',
+        'What attention multiplies in. "native" is the dtype of the model; "fp8" is e4m3 on Hopper, with an error of some '
+        "percent, for inference: where gradients are recorded, and on other GPUs, it is native.",
     )
     layout: str = _option(
         "graph",

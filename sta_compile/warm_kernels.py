@@ -66,6 +66,7 @@ def request_of(node: torch.fx.Node) -> Request:
         scale=scale,  # type: ignore[arg-type]
         kernel=spec.kernel,
         choice=spec.choice,
+        precision=spec.precision,
         head_windows=is_per_head(spec.window) or is_per_head(spec.request),
         backward=torch.is_grad_enabled()
         and any(fake_value(x).requires_grad for x in node.args[:3]),

@@ -19,7 +19,7 @@ ALLOWED = {
     # Where binaries are kept and what compiles them are options of the process.
     "runtime": {"errors", "ir", "codegen", "config"},
     # Planning is pure: a spec for grids known only at run time is answered where it is launched.
-    "ops": {"errors", "ir", "planning", "codegen", "runtime"},
+    "ops": {"errors", "ir", "planning", "codegen", "runtime", "tiers"},
     "tiers": {"errors", "ir"},
     "_torch": set(),
     "_sizes": set(),

@@ -123,6 +123,7 @@ def test_doctor_examines_a_gpu_that_is_not_there(capsys, monkeypatch):
     assert device["facts"].startswith("sm_90, 227 KiB shared memory")
     assert "wgmma" in device["facts"]
     assert list(device["kernels"]) == [
+        "cutlass (tma, fp8)",
         "cutlass (tma)",
         "triton (tma)",
         "triton (pointer)",

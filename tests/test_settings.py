@@ -19,6 +19,7 @@ NAMES = [
     "noise",
     "min_tokens",
     "kernel",
+    "precision",
     "layout",
     "strict",
 ]

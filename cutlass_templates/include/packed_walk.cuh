@@ -13,6 +13,7 @@ struct Packed {
 };
 
 // Side has `count` runs, at(index) -> Run, and in_blocks(index, run) -> tokens of the run that are walked in whole blocks.
+// kAligned: blocks and groups start at multiples of kGroup, whatever their run does.
 template <int kBlock, class Side>
 struct Walk {
   static constexpr int kGroups = kBlock / kGroup;
@@ -33,9 +34,9 @@ struct Walk {
     shorter = false;
     int groups = 0;
     auto const count = [&](int index, Run const& run) {
-      int const in_blocks = side.in_blocks(index, run);
+      int const before = before_blocks(run), in_blocks = in_blocks_of(index, run);
       blocks += in_blocks / kBlock;
-      groups += (run.length - in_blocks + kGroup - 1) / kGroup;
+      groups += (before > 0) + (run.length - before - in_blocks + kGroup - 1) / kGroup;
       shorter |= run.length > 0 && run.length < kGroup;
     };
     if (lane < side.count) count(lane, mine);
@@ -55,10 +56,19 @@ struct Walk {
     return Run{__shfl_sync(~0u, mine.start, index % 32), __shfl_sync(~0u, mine.length, index % 32)};
   }
 
+  // Tokens of a run before its whole blocks.
+  __device__ __forceinline__ static int before_blocks(Run const& run) {
+    return Side::kAligned ? min(run.length, -run.start & (kGroup - 1)) : 0;
+  }
+  __device__ __forceinline__ int in_blocks_of(int index, Run const& run) const {
+    int const before = before_blocks(run);
+    return side.in_blocks(index, Run{run.start + before, run.length - before});
+  }
+
   // Token of the first whole block; -1 if none of the first 32 runs has one.
   __device__ __forceinline__ int first_whole() const {
-    unsigned const having = __ballot_sync(~0u, lane < side.count && side.in_blocks(lane, mine) >= kBlock);
-    return having == 0 ? -1 : __shfl_sync(~0u, mine.start, __ffs(having) - 1);
+    unsigned const having = __ballot_sync(~0u, lane < side.count && in_blocks_of(lane, mine) >= kBlock);
+    return having == 0 ? -1 : __shfl_sync(~0u, mine.start + before_blocks(mine), __ffs(having) - 1);
   }
 
   // block(token) for each whole block.
@@ -66,15 +76,16 @@ struct Walk {
   __device__ __forceinline__ void whole(Block block) {
     for (int index = 0; index < side.count; index++) {
       Run const run = run_at(index);
-      for (int i = 0; i < side.in_blocks(index, run) / kBlock; i++) block(run.start + i * kBlock);
+      for (int i = 0; i < in_blocks_of(index, run) / kBlock; i++) block(run.start + before_blocks(run) + i * kBlock);
     }
   }
 
   // group(g, packed) for each of kGroups groups, and then block(), for each block of the rest. A group ends where the next
-  // one starts or its run ends, and never starts before its run does. A block that is not full repeats its last box.
+  // one starts or its run ends, and unless kAligned never starts before its run does. A block that is not full repeats its
+  // last box.
   template <class Group, class Block>
   __device__ __forceinline__ void rest(Group group, Block block) {
-    int index = 0, left = 0, rest = 0;
+    int index = 0, left = 0, rest = 0, at = 0;
     Run run = {0, 0};
     Packed packed = {0, 0, 0, 0};
     for (int r = 0; r < rest_blocks; r++) {
@@ -82,17 +93,26 @@ struct Walk {
       for (int g = 0; g < kGroups; g++) {
         while (left == 0 && index < side.count) {
           run = run_at(index);
-          rest = run.length - side.in_blocks(index, run);
-          left = (rest + kGroup - 1) / kGroup;
+          int const before = before_blocks(run);
+          rest = run.length - before - in_blocks_of(index, run);
+          left = (before > 0) + (rest + kGroup - 1) / kGroup;
+          at = before > 0 ? run.start : run.start + run.length - rest;
           packed.run = index++;
         }
         packed.from = packed.to = 0;
         if (left > 0) {
           int const end = run.start + run.length;
           left--;
-          packed.first = max(run.start, end - (left + 1) * kGroup);
-          packed.from = max(end - rest - packed.first, 0);
-          packed.to = min(end - left * kGroup - packed.first, kGroup);
+          if constexpr (Side::kAligned) {
+            packed.first = at & ~(kGroup - 1);
+            packed.from = at - packed.first;
+            packed.to = min(end - packed.first, kGroup);
+            at = packed.from > 0 ? end - rest : at + kGroup;
+          } else {
+            packed.first = max(run.start, end - (left + 1) * kGroup);
+            packed.from = max(end - rest - packed.first, 0);
+            packed.to = min(end - left * kGroup - packed.first, kGroup);
+          }
         }
         group(g, packed);
       }

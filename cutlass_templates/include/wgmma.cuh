@@ -20,7 +20,8 @@ struct UpTo<0, I...> {
 };
 
 constexpr int kSwizzle = 128;              // bytes of a row of an atom
-constexpr int kAtomColumns = kSwizzle / 2;  // 16-bit elements
+constexpr int kAtomColumns = kSwizzle / kOperandBytes;
+constexpr int kDepth = 32 / kOperandBytes;  // columns of both operands that an instruction multiplies
 
 // The matrix descriptor of the PTX ISA ("Matrix descriptor format"). A matrix is stored as blocks of kAtomColumns
 // columns; eight rows of a block are one swizzle atom. leading_bytes: from block to block, where columns are
@@ -30,6 +31,14 @@ __device__ __forceinline__ unsigned long long describe(void const* matrix, int l
   unsigned const address = static_cast<unsigned>(__cvta_generic_to_shared(matrix));
   return swizzle_128 | (atom_bytes >> 4) << 32 | static_cast<unsigned long long>(leading_bytes >> 4) << 16 |
          (address & 0x3FFFF) >> 4;
+}
+
+// Of boxes of 16 bytes of each row, one box behind the other, without a swizzle: eight rows of one are 128 bytes. pitch: bytes
+// from box to box.
+__device__ __forceinline__ unsigned long long describe_groups(void const* matrix, int pitch) {
+  unsigned long long const eight_rows = 8 * 16;
+  unsigned const address = static_cast<unsigned>(__cvta_generic_to_shared(matrix));
+  return (eight_rows >> 4) << 32 | static_cast<unsigned long long>(pitch >> 4) << 16 | (address & 0x3FFFF) >> 4;
 }
 
 // Keeps the compiler from moving reads and writes of these registers across this point.
@@ -62,8 +71,8 @@ __device__ __forceinline__ void product(unsigned long long a, unsigned long long
 // The left one in registers.
 template <class Mma, int N, int... I>
 __device__ __forceinline__ void product(unsigned const* a, unsigned long long b, float (&sum)[N],
-                                        Indices<I...>) {
-  Mma::fma(a[0], a[1], a[2], a[3], b, sum[I]..., ScaleOut::One);
+                                        Indices<I...>, ScaleOut scale = ScaleOut::One) {
+  Mma::fma(a[0], a[1], a[2], a[3], b, sum[I]..., scale);
 }
 
 }  // namespace sta

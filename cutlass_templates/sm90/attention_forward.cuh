@@ -40,5 +40,5 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     consumer.store(p.out.row(work.batch, work.head, rows.first), p.out.token, p.lse + first_row(p.problem, work) + rows.first, rows.count);
   };
   constexpr bool kMany = kWarpgroups > 2;
-  run_block<false, true, kMany ? 32 : 40, kMany ? 160 : 232>(p.problem, p.keys, s, load_queries, compute);
+  run_block<false, true, kMany ? 32 : 40, kMany ? 160 : 232>(p.problem, KeyRows{p.keys, s.stages}, s, load_queries, compute);
 }

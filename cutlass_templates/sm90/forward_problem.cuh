@@ -1,7 +1,7 @@
 // Parameters of the forward kernel.
 #pragma once
 
-#include "sm90/key_loader.cuh"
+#include "sm90/key_rows.cuh"
 
 namespace sta {
 

@@ -14,8 +14,8 @@ template <class Mma, int kLeftRows, int kRightRows, int kCount>
 __device__ __forceinline__ void multiply_rows(void const* left, void const* right, float (&sum)[kCount]) {
   auto const a = describe(left, 0), b = describe(right, 0);
 #pragma unroll
-  for (int i = 0; i < (kHeadDim + 15) / 16; i++) {
-    int const block = i * 16 / kAtomColumns, offset = i * 16 % kAtomColumns * 2;
+  for (int i = 0; i < (kHeadDim + kDepth - 1) / kDepth; i++) {
+    int const block = i * kDepth / kAtomColumns, offset = i * kDepth % kAtomColumns * kOperandBytes;
     product<Mma>(a + (block * kLeftRows * kSwizzle + offset) / 16, b + (block * kRightRows * kSwizzle + offset) / 16, sum,
                  i == 0 ? ScaleOut::Zero : ScaleOut::One, typename UpTo<kCount>::Type());
   }
@@ -32,7 +32,8 @@ __device__ __forceinline__ void add_rows(unsigned const (&left)[kRows / 4], void
   commit_products();
 }
 
-// Scores of keys that do not count become -infinity. seen: for each two groups of kGroup columns, which do.
+// Scores of keys that do not count become -infinity. seen: for each two groups of kGroup keys, which do. Key `i` of a group
+// is column i, or with 8-bit operands column i / 2 % 2 * 8 + i / 4 * 2 + i % 2: then a thread has four keys in a row.
 template <int kCount>
 __device__ __forceinline__ void hide_unseen(unsigned const* seen, int lane, float (&scores)[kCount]) {
   constexpr int kGroups = kCount / 8, kWords = (kGroups + 1) / 2;
@@ -43,25 +44,26 @@ __device__ __forceinline__ void hide_unseen(unsigned const* seen, int lane, floa
   for (int g = 0; g < kGroups; g++) {
     unsigned const of_group = words[g / 2] >> g % 2 * kGroup & 0xFFFF;
     if (of_group == 0xFFFF) continue;
-    unsigned const mine = of_group >> lane % 4 * 2;
+    unsigned const mine = of_group >> lane % 4 * (4 / kOperandBytes);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      int const key = i / 4 * 8 + i % 2;
+      int const key = i / 4 * (kOperandBytes == 1 ? 2 : 8) + i % 2;
       if (!(mine >> key & 1)) scores[8 * g + i] = -kInfinity;
     }
   }
 }
 
 // The fragment times factor (of each of the thread's two rows) to global memory as 16-bit elements, through shared
-// memory, so that whole rows leave in pieces of 16 bytes. Each warp uses its own rows of `own`, in blocks of kAtomColumns
-// columns by kBlockRows rows. lane: thread of the warpgroup. out: this warp's first row, of `rows` that exist.
+// memory, so that whole rows leave in pieces of 16 bytes. Each warp uses its own rows of `own`, in blocks of kSwizzle bytes
+// by kBlockRows rows. lane: thread of the warpgroup. out: this warp's first row, of `rows` that exist.
 template <int kBlockRows, int kCount>
 __device__ __forceinline__ void store_rows(unsigned char* own, int lane, float const (&values)[kCount], float const (&factor)[2],
                                            int rows, Element* out, long long stride) {
+  constexpr int kBlockColumns = kSwizzle / sizeof(Element);
   int const row = lane / 32 * 16 + lane % 32 / 4;
   auto const place = [&](int row, int column) {
-    int const piece = column % kAtomColumns / 8 ^ row % 8;
-    return own + column / kAtomColumns * kBlockRows * kSwizzle + row * kSwizzle + piece * 16 + column % 8 * 2;
+    int const piece = column % kBlockColumns / 8 ^ row % 8;
+    return own + column / kBlockColumns * kBlockRows * kSwizzle + row * kSwizzle + piece * 16 + column % 8 * 2;
   };
 #pragma unroll
   for (int i = 0; i < kCount; i += 2) {

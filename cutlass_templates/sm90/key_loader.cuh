@@ -1,4 +1,5 @@
-// The producer of kernels whose thread blocks own queries: which keys does a block read, and their loads.
+// The producer of kernels whose thread blocks own queries: which keys does a block read, and when are they loaded? How they
+// lie in memory is a Source's to know (key_rows.cuh, key_bytes.cuh).
 #pragma once
 
 #include "sm90/group_list.cuh"
@@ -7,20 +8,9 @@
 namespace sta {
 
 static_assert(kKeys % kGroup == 0);
-static_assert(kKeys / kGroup * kColumnBlocks <= 32, "a lane loads one box of the rest");
 constexpr int kScores = kKeys / 2, kOutputs = kHeadDim / 2;  // registers of a thread
 
-struct KeyMaps {
-  TensorMap k, v;              // boxes of kAtomColumns columns by kKeys tokens
-  TensorMap k_group, v_group;  // by kGroup tokens
-};
-
-struct KeyStages {
-  alignas(1024) unsigned char k[kStages][kKeys * kRowBytes];
-  alignas(1024) unsigned char v[kStages][kKeys * kRowBytes];
-};
-
-// Apart from the stages, whose alignment would pad them.
+// Apart from the stages of keys and values, whose alignment would pad it.
 struct KeyState {
   Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages], v_loaded;
   GroupList<kKeys / kGroup> list;
@@ -48,6 +38,8 @@ struct KeyState {
 
 // Runs of keys: of the video's window, then one for each context.
 struct Keys {
+  static constexpr bool kAligned = kOperandBytes == 1;  // transposed rows are loaded from multiples of 16 bytes
+
   Problem const& p;
   int batch;
   Runs video;
@@ -83,19 +75,6 @@ struct Keys {
   }
 };
 
-// One warp. A weight of zero is not enough for values: 0 * NaN is NaN, and keys of other runs must have no effect.
-__device__ __forceinline__ void clear_unseen(unsigned char* rows, unsigned const* seen) {
-  constexpr int kPieces = kRowBytes / 16;
-#pragma unroll 1
-  for (int i = threadIdx.x % 32; i < kKeys * kPieces; i += 32) {
-    int const key = i / kPieces, piece = i % kPieces;
-    if (!(seen[key / (2 * kGroup)] >> key % (2 * kGroup) & 1))
-      *reinterpret_cast<uint4*>(rows + piece / 8 * kKeys * kSwizzle + key * kSwizzle + piece % 8 * 16) = {};
-  }
-  fence_shared_writes();
-  __syncwarp();
-}
-
 // A consumer warp's rows; `firsts` tells them to the producer.
 __device__ __forceinline__ WarpRows take_rows(Problem const& p, Work const& work, int warp, int (&firsts)[4 * kWarpgroups]) {
   WarpRows const rows = rows_of(p, work, warp);
@@ -120,11 +99,10 @@ __device__ __forceinline__ void load_rows(unsigned char (&rows)[kWarpgroups][kRo
 }
 
 // One warp. kClearKeys: hidden keys are cleared too, for kernels that multiply by them (and not only by values).
-template <bool kClearKeys>
+template <bool kClearKeys, class Source>
 struct KeyLoader {
   Problem const& p;
-  KeyMaps const& maps;
-  KeyStages& stages;
+  Source const& source;
   KeyState& s;
   Work const& work;
   Walk<kKeys, Keys> walk;
@@ -132,14 +110,18 @@ struct KeyLoader {
   bool const leader;
   bool started = false;  // is the first whole block on its way?
 
-  __device__ __forceinline__ KeyLoader(Problem const& p, KeyMaps const& maps, KeyStages& stages, KeyState& s, Work const& work, Keys const& keys)
-      : p(p), maps(maps), stages(stages), s(s), work(work), walk(keys), kv_head(p.by_share.divide(work.head)), leader(threadIdx.x % 32 == 0) {}
+  __device__ __forceinline__ KeyLoader(Problem const& p, Source const& source, KeyState& s, Work const& work, Keys const& keys)
+      : p(p), source(source), s(s), work(work), walk(keys), kv_head(p.by_share.divide(work.head)), leader(threadIdx.x % 32 == 0) {}
 
-  __device__ __forceinline__ void load_whole(unsigned char* to, TensorMap const& map, Barrier& full, int token) const {
-    expect(full, kKeys * kRowBytes);
-    for (int c = 0; c < kColumnBlocks; c++)
-      load_box(to + c * kKeys * kSwizzle, map, full, c * kAtomColumns, token, kv_head, work.batch);
-    arrive(full);
+  __device__ __forceinline__ void load_whole_keys(int stage, int token) const {
+    expect(s.k_full[stage], Source::kKeyBytes);
+    source.load_keys(stage, s.k_full[stage], token, kv_head, work.batch);
+    arrive(s.k_full[stage]);
+  }
+  __device__ __forceinline__ void load_whole_values(int stage, int token) const {
+    expect(s.v_full[stage], Source::kValueBytes);
+    source.load_values(stage, s.v_full[stage], token, kv_head, work.batch);
+    arrive(s.v_full[stage]);
   }
 
   // Before anyone reads: counts the blocks, and loads the first whole one, whose stage is free.
@@ -150,8 +132,8 @@ struct KeyLoader {
     s.blocks = walk.blocks;
     s.rest_blocks = walk.rest_blocks;
     if (!started) return;
-    load_whole(stages.k[0], maps.k, s.k_full[0], token);
-    load_whole(stages.v[0], maps.v, s.v_full[0], token);
+    load_whole_keys(0, token);
+    load_whole_values(0, token);
   }
 
   // Of a thread block without work: memory that loads write to is not given back before they have.
@@ -167,9 +149,9 @@ struct KeyLoader {
       int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
       if (leader && (j > 0 || !started)) {
         wait(s.k_empty[stage], parity);
-        load_whole(stages.k[stage], maps.k, s.k_full[stage], token);
+        load_whole_keys(stage, token);
         wait(s.v_empty[stage], parity);
-        load_whole(stages.v[stage], maps.v, s.v_full[stage], token);
+        load_whole_values(stage, token);
       }
       __syncwarp();
       j++;
@@ -182,21 +164,12 @@ struct KeyLoader {
     constexpr int kGroups = kKeys / kGroup;
     int const lane = threadIdx.x % 32;
     // Do boxes of the rest hold keys that their run does not have, or that are hidden?
-    bool const foreign = walk.shorter || work.masked || p.key_mask != nullptr;
-    // Lane i loads column block i % kColumnBlocks of group i / kColumnBlocks.
+    bool const foreign = Source::kClears && (walk.shorter || work.masked || p.key_mask != nullptr);
 #pragma unroll 1
     for (int r = 0; r < walk.rest_blocks; r++, j++) {
       int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
       ListedGroup const mine = s.list.take(r);
-      int const c = lane % kColumnBlocks, g = lane / kColumnBlocks, token = __shfl_sync(~0u, mine.token, g);
-      int const to = c * kKeys * kSwizzle + g * kGroup * kSwizzle;
-      auto const load = [&](unsigned char* rows, TensorMap const& map, Barrier& full) {
-        if (leader) expect(full, kKeys * kRowBytes);
-        __syncwarp();
-        if (g < kGroups) load_box(rows + to, map, full, c * kAtomColumns, token, kv_head, work.batch);
-        __syncwarp();
-        if (leader) arrive(full);
-      };
+      int const token = __shfl_sync(~0u, mine.token, Source::group_of(lane));
       bool const clear_keys = kClearKeys && foreign;
       unsigned words[(kGroups + 1) / 2];
 #pragma unroll
@@ -208,17 +181,27 @@ struct KeyLoader {
 #pragma unroll
         for (int i = 0; i < (kGroups + 1) / 2; i++) s.seen[stage][i] = words[i];
       }
-      load(stages.k[stage], maps.k_group, clear_keys ? s.v_loaded : s.k_full[stage]);
+      Barrier& k_loaded = clear_keys ? s.v_loaded : s.k_full[stage];
+      if (leader) expect(k_loaded, Source::kKeyBytes);
+      __syncwarp();
+      source.load_key_group(stage, k_loaded, token, kv_head, work.batch);
+      __syncwarp();
+      if (leader) arrive(k_loaded);
       if (clear_keys) {
         wait(s.v_loaded, 0);
-        clear_unseen(stages.k[stage], s.seen[stage]);
+        source.clear_keys(stage, s.seen[stage]);
         if (leader) arrive(s.k_full[stage]);
       }
       wait(s.v_empty[stage], parity);
-      load(stages.v[stage], maps.v_group, foreign ? s.v_loaded : s.v_full[stage]);
+      Barrier& v_loaded = foreign ? s.v_loaded : s.v_full[stage];
+      if (leader) expect(v_loaded, Source::kValueBytes);
+      __syncwarp();
+      source.load_value_group(stage, v_loaded, token, kv_head, work.batch);
+      __syncwarp();
+      if (leader) arrive(v_loaded);
       if (foreign) {
         wait(s.v_loaded, kClearKeys ? 1 : r % 2);
-        clear_unseen(stages.v[stage], s.seen[stage]);
+        source.clear_values(stage, s.seen[stage]);
         if (leader) arrive(s.v_full[stage]);
       }
     }
@@ -237,12 +220,12 @@ __device__ __forceinline__ long long first_row(Problem const& p, Work const& wor
   return (static_cast<long long>(work.batch) * p.heads + work.head) * p.queries;
 }
 
-// A thread block that owns queries: one warpgroup loads, the others compute. S has q, stages, keys, q_full and first.
+// A thread block that owns queries: one warpgroup loads, the others compute. S has keys, q_full and first.
 // load_queries(active, work): one warp's loads, for so many warpgroups. compute(work, rows, id, shared, blocks, all): of one
 // warpgroup; whole blocks of keys, and those with the rest. kShares: where the first warpgroup alone has rows, all of them
 // compute, and each block of keys is one's; `shared` tells them.
-template <bool kClearKeys, bool kShares, int kLoaderRegisters, int kRegisters, class S, class LoadQueries, class Compute>
-__device__ __forceinline__ void run_block(Problem const& problem, KeyMaps const& maps, S& s, LoadQueries load_queries, Compute compute) {
+template <bool kClearKeys, bool kShares, int kLoaderRegisters, int kRegisters, class Source, class S, class LoadQueries, class Compute>
+__device__ __forceinline__ void run_block(Problem const& problem, Source const& source, S& s, LoadQueries load_queries, Compute compute) {
   Work const work = work_of(problem, blockIdx.x);
   // The shuffle tells the compiler that it is the same in a warp, which keeps descriptors in uniform registers.
   int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -256,7 +239,7 @@ __device__ __forceinline__ void run_block(Problem const& problem, KeyMaps const&
         s.keys.init_loads();
         fence_init();
       }
-      KeyLoader<kClearKeys> loader(problem, maps, s.stages, s.keys, work, keys);
+      KeyLoader<kClearKeys, Source> loader(problem, source, s.keys, work, keys);
       loader.start();
       int const active = __syncthreads_count(0);
       if (active == 0) return loader.abandon();

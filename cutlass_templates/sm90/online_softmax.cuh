@@ -2,6 +2,7 @@
 #pragma once
 
 #include "sm90/forward_problem.cuh"
+#include "sm90/shared_rows.cuh"
 
 namespace sta {
 
@@ -90,15 +91,6 @@ struct Consumer {
     if (lane == 0) arrive(empty);
   }
 
-  // A block of another warpgroup. All threads see each phase of a barrier: a wait can't tell one from the next but one.
-  __device__ __forceinline__ void pass(int stage, int parity) const {
-    wait(s.keys.k_full[stage], parity);
-    wait(s.keys.v_full[stage], parity);
-    sync_warpgroup(id);
-    release(s.keys.k_empty[stage]);
-    release(s.keys.v_empty[stage]);
-  }
-
   // kShared: blocks are given to the warpgroups in turn.
   template <bool kRest, bool kShared>
   __device__ __forceinline__ void walk(int first, int end) {
@@ -108,7 +100,7 @@ struct Consumer {
       int const stage = j % kStages, parity = j / kStages % 2;
       if constexpr (kShared) {
         if (j % kWarpgroups != id) {
-          pass(stage, parity);
+          pass_block(s.keys, id, lane, stage, parity);
           continue;
         }
       }
@@ -136,42 +128,7 @@ struct Consumer {
     }
   }
 
-  // Warpgroups that took the same rows with different keys: the first one adds the others' part to its own, and is told so.
-  __device__ __forceinline__ bool collect() {
-    // Registers by thread. Nobody reads queries, keys or values any more, and all loads have come.
-    constexpr int kPart = (kOutputs + 4) * 128;
-    static_assert((kWarpgroups - 1) * kPart * sizeof(float) <= (kWarpgroups - 1) * kRows * kRowBytes + sizeof(KeyStages));
-    float* const parts = reinterpret_cast<float*>(s.q[1]) + lane;
-    sync_warpgroups<kWarpgroups>();
-    if (id > 0) {
-      float* const mine = parts + (id - 1) * kPart;
-#pragma unroll
-      for (int i = 0; i < kOutputs; i++) mine[i * 128] = output[i];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        mine[(kOutputs + r) * 128] = top[r];
-        mine[(kOutputs + 2 + r) * 128] = total[r];
-      }
-    }
-    sync_warpgroups<kWarpgroups>();
-    if (id > 0) return false;
-#pragma unroll 1
-    for (int other = 0; other < kWarpgroups - 1; other++) {
-      float const* const part = parts + other * kPart;
-      float decay[2], weight[2];
-#pragma unroll
-      for (int r = 0; r < 2; r++) {
-        float const theirs = part[(kOutputs + r) * 128], renewed = fmaxf(top[r], theirs);
-        decay[r] = renewed == -kInfinity ? 1.f : exp2_approx(top[r] - renewed);
-        weight[r] = renewed == -kInfinity ? 1.f : exp2_approx(theirs - renewed);
-        top[r] = renewed;
-        total[r] = total[r] * decay[r] + part[(kOutputs + 2 + r) * 128] * weight[r];
-      }
-#pragma unroll
-      for (int i = 0; i < kOutputs; i++) output[i] = output[i] * decay[i / 2 % 2] + part[i * 128] * weight[i / 2 % 2];
-    }
-    return true;
-  }
+  __device__ __forceinline__ bool collect() { return add_parts(s, id, lane, output, top, total); }
 
   // out, lse: of this warp's first row, of `rows` that exist.
   __device__ __forceinline__ void store(Element* out, long long stride, float* lse, int rows) {

@@ -2,7 +2,7 @@
 // memory, so that the result is the same in every run. It computes scores and dP a second time.
 #pragma once
 
-#include "sm90/key_loader.cuh"
+#include "sm90/key_rows.cuh"
 
 namespace sta {
 
@@ -104,5 +104,5 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     store_rows<kRows>(s.q[id], consumer.lane, consumer.dq, factor, rows.count, p.dq.row(work.batch, work.head, rows.first), p.dq.token);
   };
   constexpr bool kMany = kWarpgroups > 2;
-  run_block<true, false, kMany ? 32 : 24, kMany ? 160 : 240>(p.problem, p.keys, s, load_queries, compute);
+  run_block<true, false, kMany ? 32 : 24, kMany ? 160 : 240>(p.problem, KeyRows{p.keys, s.stages}, s, load_queries, compute);
 }

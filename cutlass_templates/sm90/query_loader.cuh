@@ -78,6 +78,8 @@ __device__ __forceinline__ bool counts(Problem const& p, KeyWork const& work, in
 
 // Runs of queries of one head that see the keys: of the video's transposed window, then one for each context.
 struct Queries {
+  static constexpr bool kAligned = false;
+
   Problem const& p;
   Runs video;
   int of_video, count;

@@ -125,6 +125,12 @@ class AttentionSite:
         return own if self.projections is None else self.projections.heads
 
     @property
+    def recorded(self) -> bool:
+        """Are gradients of it recorded?"""
+        values = map(fake_value, (self.node, self.q, self.k, self.v))
+        return torch.is_grad_enabled() and any(x.requires_grad for x in values)
+
+    @property
     def heads_in_batch(self) -> bool:
         """Are heads merged into the batch, so that one sample can't be told from another?"""
         merged = self.q_order.heads is None and self.q_order.batch is not None

@@ -90,6 +90,7 @@ class Inputs:
             dense=bool(w.dense),
             scale=self.scale,
             kernel=kernel,
+            precision=w.precision,
         )
 
     def call(self, kernel: str) -> launch.Call:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from .peers import PEERS
 from .workloads import Workload, dtype_of
 
 MATRIX = "matrix product"
+NATIVE = "sta native"  # beside a workload of another precision
 TURN = {
     "cuda": 25.0,
     "cpu": 0.0,
@@ -103,6 +104,10 @@ def _measure(workload: Workload, options: Options) -> Row:
             times = measure_on_device(request, variants(request.problem(), options.kernel))
             row.kernels = {spec.text(): ms for spec, ms in times.items()}
     contestants = {"sta": mine}
+    if w.precision != "native":
+        as_native = replace(inputs, workload=replace(w, precision="native"))
+        contestants[NATIVE] = ours(as_native, options.kernel)
+        row.errors[NATIVE] = check(as_native, contestants[NATIVE])
     dense = set()
     for peer in PEERS:
         chosen = options.peers is None or peer.name in options.peers

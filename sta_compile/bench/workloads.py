@@ -47,6 +47,7 @@ class Workload:
     backward: bool = False
     deterministic: bool = False  # under torch.use_deterministic_algorithms
     head_windows: tuple[tuple[Triple, int], ...] = ()
+    precision: str = "native"  # of ours; beside another one the native kernel takes turns too
     peers: tuple[str, ...] = DENSE
 
     @property
@@ -99,7 +100,13 @@ class Workload:
             window = "full"
         elif self.head_windows:
             window = tuple(each for each, count in self.head_windows for _ in range(count))
-        return AttentionSpec(roles, tiles=self.tiles, window=window, kernel=kernel).text()  # type: ignore[arg-type]
+        return AttentionSpec(
+            roles,
+            tiles=self.tiles,
+            window=window,  # type: ignore[arg-type]
+            kernel=kernel,
+            precision=self.precision,
+        ).text()
 
     def geometry(self) -> Geometry:
         return geometry_of(self.segments, self.grid, self.spec("auto"))
@@ -144,6 +151,9 @@ FORWARD = (
         valid=226,
     ),
     replace(W1, name="W1 333 d64", head_dim=64, peers=()),
+    replace(W1, name="W1 333 fp8", precision="fp8", peers=("cudnn",)),
+    replace(W1, name="W1 full fp8", window="full", precision="fp8", peers=("cudnn",)),
+    replace(WAN, name="wan 21x45x80 fp8", precision="fp8", peers=("cudnn",)),
 )
 BACKWARD = tuple(
     replace(w, name=f"{w.name} backward", backward=True, peers=peers)
@@ -162,6 +172,7 @@ SMALL = (
     replace(_TINY, name="small full", window="full", peers=DENSE),
     replace(_TINY, name="small mixed", head_windows=(((1, 3, 3), 1), ((3, 1, 1), 1)), peers=()),
     replace(_TINY, name="small one dense", dense=(True, False), token_major=False, peers=()),
+    replace(_TINY, name="small fp8", precision="fp8", peers=()),
     replace(_TINY, name="small 333 backward", backward=True, peers=(*DENSE, "flex STA")),
 )
 

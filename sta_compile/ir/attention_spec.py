@@ -7,6 +7,7 @@ self-describing and versioned, and it names no length, batch size or GPU:
     "v1 roles=video request=18,24,24 tile=auto min=8192 kernel=auto"    a grid known only at run time
     "v1 roles=context,video tiles=4,5,11 window=full kernel=auto"       dense attention
     "v1 roles=video tiles=5,6,10 window=3,3,3/5,6,1 kernel=auto"        two heads, each with a window of its own
+    "v1 roles=video tiles=5,6,10 window=3,3,3 kernel=auto precision=fp8"
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 VERSION = "v1"
+PRECISIONS = ("native", "fp8")
 Triple = tuple[int, int, int]
 HeadTriples = tuple[Triple, ...]  # one for each query head
 WindowRequest = Triple | Literal["auto", "full"] | HeadTriples
@@ -39,6 +41,7 @@ class AttentionSpec:
     min_tokens: with `request`, grids of fewer tokens get the full window.
     kernel: "auto", "cutlass", "triton" or "reference".
     choice: what mode="max-autotune" measured to be the fastest of these (KernelSpec.choice), or "".
+    precision: of the products, "native" or "fp8".
     """
 
     roles: tuple[str, ...]
@@ -49,6 +52,7 @@ class AttentionSpec:
     min_tokens: int = 0
     kernel: str = "auto"
     choice: str = ""
+    precision: str = "native"
 
     def __post_init__(self) -> None:
         if self.roles.count("video") != 1 or set(self.roles) - {"video", "context", "keys"}:
@@ -61,6 +65,10 @@ class AttentionSpec:
         ):
             raise StaError(
                 "an AttentionSpec has either tiles and window, or request; pass one of the two"
+            )
+        if self.precision not in PRECISIONS:
+            raise StaError(
+                f"precision {self.precision!r} is not known; pass one of {', '.join(PRECISIONS)}"
             )
 
     @property
@@ -81,7 +89,9 @@ class AttentionSpec:
             parts += [f"request={_join(self.request)}", f"tile={_join(self.tile or 'auto')}"]
             parts += [f"min={self.min_tokens}"]
         parts += [f"kernel={self.kernel}"]
-        return " ".join(parts + ([f"choice={self.choice}"] if self.choice else []))
+        parts += [f"choice={self.choice}"] if self.choice else []
+        parts += [f"precision={self.precision}"] if self.precision != "native" else []
+        return " ".join(parts)
 
     @staticmethod
     def parse(text: str) -> AttentionSpec:
@@ -142,6 +152,7 @@ def _parse(text: str) -> AttentionSpec:
             min_tokens=int(values.get("min", 0)),
             kernel=values["kernel"],
             choice=values.get("choice", ""),
+            precision=values.get("precision", "native"),
         )
     except (KeyError, ValueError) as error:
         raise StaError(

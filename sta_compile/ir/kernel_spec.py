@@ -36,7 +36,7 @@ class KernelSpec:
 
     loads: "tma" or "pointer". What follows is for Triton, C++ kernels take it at run time. contexts: segments beside the
     video. lengths: integer type of key_lengths, "" without. masked: with a key_mask. video_masked: with a video_mask.
-    head_windows: heads have windows of their own, for every emitter.
+    head_windows: heads have windows of their own, for every emitter. precision: "native", or "fp8" for e4m3 products.
     """
 
     emitter: str
@@ -52,6 +52,7 @@ class KernelSpec:
     masked: bool = False
     video_masked: bool = False
     head_windows: bool = False
+    precision: str = "native"
 
     @property
     def padded_head_dim(self) -> int:
@@ -75,6 +76,7 @@ class KernelSpec:
             "masked" if self.masked else "",
             "video_masked" if self.video_masked else "",
             "head_windows" if self.head_windows else "",
+            self.precision if self.precision != "native" else "",
         ]
         return " ".join(part for part in parts if part)
 

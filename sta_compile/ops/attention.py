@@ -11,6 +11,7 @@ Everything that selects a kernel is in the arguments. Fake kernels read no lengt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec
 from ..ir.visibility import Visibility
 from ..runtime import launch, launch_backward
-from . import reference
+from . import fp8_reference, reference
 from .arguments import check_kinds, check_sizes, geometry_of
 from .library import LIBRARY, define, register_autograd
 
@@ -60,9 +61,12 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, 
     check_kinds(q, k, v)
     visible = _visible(*problem)
     check_sizes(q, k, v, visible)
-    kernel = AttentionSpec.parse(call.spec).kernel
-    launched = launch.attention_forward(call, visible, kernel, key)
-    return launched or reference.forward(q, k, v, visible, call.scale)
+    asked = AttentionSpec.parse(call.spec)
+    launched = launch.attention_forward(call, visible, asked.kernel, key)
+    if launched is not None:
+        return launched
+    forward = reference.forward if asked.precision == "native" else fp8_reference.forward
+    return forward(q, k, v, visible, call.scale)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:
@@ -92,6 +96,15 @@ def _backward_fake(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _recorded(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Any, ...]:
+    """Only native precision has gradients, so what they are gradients of is native too."""
+    key_lengths, dense, segments, grid, text, *rest = problem
+    spec = AttentionSpec.parse(text)
+    if spec.precision != "native":
+        text = replace(spec, precision="native").text()
+    return (q, k, v, key_lengths, dense, segments, grid, text, *rest)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -171,7 +184,7 @@ LIBRARY.impl("attention", _attention, "CompositeExplicitAutograd")
 LIBRARY.impl("attention_backward", _backward, "CompositeExplicitAutograd")
 torch.library.register_fake("sta::attention", _attention_fake, lib=LIBRARY)
 torch.library.register_fake("sta::attention_backward", _backward_fake, lib=LIBRARY)
-register_autograd("attention", _differentiate, _setup_context, kernel=_attention)
+register_autograd("attention", _differentiate, _setup_context, _attention, _recorded)
 torch.library.register_autograd("sta::attention_backward", _refuse_second_order, lib=LIBRARY)
 torch.library.register_vmap("sta::attention", _vmap(torch.ops.sta.attention, 3), lib=LIBRARY)
 torch.library.register_vmap(

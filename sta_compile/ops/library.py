@@ -25,12 +25,15 @@ def register_autograd(
     backward: Callable[..., Any],
     setup_context: Callable[..., Any],
     kernel: Callable[..., Any],
+    recorded: Callable[..., tuple[Any, ...]],
 ) -> None:
     """`torch.library.register_autograd`, but where no gradient is asked for `kernel` runs at once.
 
     PyTorch's autograd kernel of an operator dispatches a second time, from Python, which costs more host time than the
     rest of a call. A second dispatch is of use only if something else than the device's own kernel would answer it: a
     mode, a subclass, a function transform, a lazy negation. The keys that are left say whether there is.
+
+    recorded: the arguments that a call gets where gradients are recorded.
     """
     op = getattr(torch.ops.sta, name).default
     recording = make_autograd_impl(op, Info(backward, setup_context))
@@ -44,8 +47,9 @@ def register_autograd(
         by_kernel = answered.get(bits)
         if by_kernel is None:
             by_kernel = answered[bits] = (keyset & below).highestPriorityTypeId() in devices
-        if by_kernel and not (torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)):
+        asked = torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments)
+        if by_kernel and not asked:
             return kernel(*arguments)
-        return recording(keyset, *arguments)
+        return recording(keyset, *(recorded(*arguments) if asked else arguments))
 
     LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)

@@ -25,12 +25,16 @@ Values = Mapping[str, Sequence[float]]
 
 @dataclass(frozen=True)
 class Map:
-    """A 4-D tensor map but for its address. Axes are (head_dim, tokens, heads, batch)."""
+    """A tensor map but for its address. Axes come with the contiguous one first.
+
+    kind: of the elements, "bf16", "fp16" or "fp8". strides: in bytes, of all axes but the first.
+    """
 
     kind: str
-    sizes: tuple[int, int, int, int]
-    strides: tuple[int, int, int]  # in bytes, of the last three axes
-    rows: int  # of a box, of BOX elements each
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzled: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,46 +115,54 @@ def strides(name: str, x: Tensor) -> Values:
     return {f"{name}.{axis}": [stride] for axis, stride in axes}
 
 
-def map_of(x: Tensor, kind: str, rows: int) -> Map:
-    """kind: of the elements, "bf16" or "fp16". rows: tokens of a box."""
+def map_of(x: Tensor, kind: str, rows: int, columns: int = BOX, swizzled: bool = True) -> Map:
+    """Of [batch, heads, tokens, head_dim]. rows: tokens of a box. columns: elements of each."""
     batch, heads, tokens, head_dim = x.shape
     # An axis of length 1 may have any stride, of which the driver would still want 16 bytes.
     steps = [
         stride * x.itemsize if size > 1 else -(-head_dim * x.itemsize // 16) * 16
         for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True)
     ]
-    return Map(kind, (head_dim, tokens, heads, batch), (steps[2], steps[1], steps[0]), rows)
+    sizes, strides = (head_dim, tokens, heads, batch), (steps[2], steps[1], steps[0])
+    return Map(kind, sizes, strides, (columns, rows, 1, 1), swizzled)
 
 
 def encode(m: Map, address: int) -> bytes:
-    """The driver's tensor map: 128-byte swizzle, zeros outside of the tensor."""
-    cu, kinds, how = _encoding()
+    """The driver's tensor map: zeros outside of the tensor."""
+    cu, kinds, (flat, swizzles, *how) = _encoding()
     sizes, steps, box, ones = (
         list(map(kind, values))
         for kind, values in (
             (cu.cuuint64_t, m.sizes),
             (cu.cuuint64_t, m.strides),
-            (cu.cuuint32_t, (BOX, m.rows, 1, 1)),
-            (cu.cuuint32_t, (1, 1, 1, 1)),
+            (cu.cuuint32_t, m.box),
+            (cu.cuuint32_t, (1,) * len(m.sizes)),
         )
     )
     made = checked(
-        cu.cuTensorMapEncodeTiled(kinds[m.kind], 4, address, sizes, steps, box, ones, *how)
+        cu.cuTensorMapEncodeTiled(
+            *(kinds[m.kind], len(m.sizes), address, sizes, steps, box, ones),
+            *(flat, swizzles[m.swizzled], *how),
+        )
     )
     return b"".join(int(word).to_bytes(8, "little") for word in made.opaque)
 
 
 @lru_cache(maxsize=1)
 def _encoding() -> tuple[Any, dict[str, Any], tuple[Any, ...]]:
-    """The driver, its names of data types, and what all maps have in common."""
+    """The driver, its names of data types, and how maps are encoded: the swizzle is one of two."""
     cu = driver()
     kinds = {
         "bf16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         "fp16": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "fp8": cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }
     how = (
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+        {
+            True: cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            False: cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
+        },
         cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

@@ -12,8 +12,9 @@ from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from .build import build
 from .cutlass_backward_bind import bind_gradients
-from .cutlass_bind import Binding, bind_forward
+from .cutlass_bind import Binding, bind_forward, bind_fp8
 from .driver import INVALID_CONTEXT, checked, current_stream, driver, make_context_current
+from .quantize import empty, quantized, warm_up
 from .runner import Start
 from .tensors import GradientTensors, Tensors
 
@@ -45,12 +46,18 @@ class CutlassRunner:
             for function in functions.values():
                 if program.shared:
                     checked(cu.cuFuncSetAttribute(function, attribute, program.shared))
+            if spec.precision == "fp8":
+                warm_up(spec, device)
         return Loaded(functions, program.shared, device)
 
     def bind(
         self, spec: KernelSpec, binary: Loaded, tensors: Tensors, geometry: Geometry, scale: float
     ) -> Start:
         (function,) = binary.functions.values()
+        if spec.precision == "fp8":
+            binding = bind_fp8(spec, empty(tensors, "meta"), geometry, scale)
+            launch = _start(spec, binary, function, binding)
+            return lambda given: launch(quantized(given, geometry, scale))
         return _start(spec, binary, function, bind_forward(spec, tensors, geometry, scale))
 
     def bind_gradients(

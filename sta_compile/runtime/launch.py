@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..codegen.cutlass_fp8 import CutlassFp8Forward
+from ..codegen.emitter import Problem
 from ..codegen.select import select
 from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec
@@ -145,10 +147,15 @@ def attention_forward(
     copies = Copies(*(not is_aligned(x) for x in (*call[:3], torch.empty_like(q))))
     rows = tuple(q.shape[:3])
     tensors, out = _tensors(call, copies, of_context, rows)
-    choice = AttentionSpec.parse(call.spec).choice
-    specs, refusals = select(problem_of(tensors, geometry, scale), kernel, choice)
+    asked = AttentionSpec.parse(call.spec)
+    problem = problem_of(tensors, geometry, scale, precision=asked.precision)
+    specs, refusals = select(problem, kernel, asked.choice)
     for spec in specs:
         if spec not in _failed and (start := run(spec, tensors, geometry, scale)):
+            if spec.precision != asked.precision:
+                say(
+                    f"precision={asked.precision!r} runs as 'native': {why_native(problem, kernel)}"
+                )
             if len(_ready) >= MOST_READY:
                 _ready.clear()
             _ready[key] = Launch(spec, start, copies, of_context, rows)
@@ -164,6 +171,14 @@ def attention_forward(
         reason = "all kernels for it failed"  # a warning has named each reason
     say(f"attention runs in PyTorch operations, which is slow: {reason}")
     return None
+
+
+def why_native(problem: Problem, kernel: str) -> str:
+    """Why no kernel of the precision that a problem asks for runs it. kernel: the option."""
+    emitter = CutlassFp8Forward()
+    if kernel not in ("auto", emitter.name):
+        return f"kernel={kernel!r} has no other precision; pass kernel='auto'"
+    return emitter.refuse(problem) or "its kernel failed"
 
 
 def _tensors(

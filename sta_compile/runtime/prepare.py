@@ -28,8 +28,8 @@ class Request:
 
     shape: of q, [batch, heads, tokens, head_dim]. keys: tokens of k and v. geometry: None for a grid that is not known yet.
     token_major: memory is [batch, tokens, heads, head_dim]. device: on meta, kernels are those of the target that the
-    option `target` names. kernel, choice: as in AttentionSpec. backward: gradients will be asked for. head_windows: heads
-    have windows of their own; `geometry` says so too.
+    option `target` names. kernel, choice, precision: as in AttentionSpec. backward: gradients will be asked for.
+    head_windows: heads have windows of their own; `geometry` says so too.
     """
 
     shape: tuple[int, int, int, int]
@@ -49,6 +49,7 @@ class Request:
     choice: str = ""
     backward: bool = False
     head_windows: bool = False
+    precision: str = "native"
 
     def tensors(self, device: str | torch.device = "meta") -> Tensors:
         """Of such a call; what is in them is not defined."""
@@ -79,7 +80,7 @@ class Request:
     def problem(self) -> Problem:
         heads = self.shape[1] if self.head_windows else 0
         geometry = self.geometry or _one_tile(self.keys, self.contexts, heads)
-        return problem_of(self.tensors(), geometry, self.scale, self.device)
+        return problem_of(self.tensors(), geometry, self.scale, self.device, self.precision)
 
     @property
     def has_kernels(self) -> bool:

@@ -16,9 +16,13 @@ from .tensors import DTYPES, LENGTHS, Tensors, boxed, map_of
 
 
 def problem_of(
-    tensors: Tensors, geometry: Geometry, scale: float, device: torch.device | None = None
+    tensors: Tensors,
+    geometry: Geometry,
+    scale: float,
+    device: torch.device | None = None,
+    precision: str = "native",
 ) -> Problem:
-    """device: what the tensors stand for, if they are on meta."""
+    """device: what the tensors stand for, if they are on meta. precision: as in AttentionSpec."""
     q, k, v, _, _, key_lengths, dense, key_mask, video_mask, _ = tensors
     return Problem(
         target=detect(device or q.device),
@@ -35,6 +39,7 @@ def problem_of(
         key_runs=runs_of_tiles(geometry),
         mapped=all(map_of(x) is not None for x in (q, k, v)),
         boxed=all(boxed(x) for x in (q, k, v)),
+        precision=precision,
     )
 
 

@@ -34,6 +34,31 @@ class Tensors(NamedTuple):
     shown: Tensor | None = None
 
 
+class QuantizedTensors(NamedTuple):
+    """What kernels in e4m3 read and write. out, lse and flags: as in Tensors.
+
+    q: uint8 [batch, heads, tokens, head_dim]; k: [batch, key heads, tokens, head_dim], tokens padded to sixteens; both
+    contiguous; rows of k are permuted in each sixteen (codegen/triton/quantize.py). v: [batch, key heads, head_dim, tokens],
+    strides of multiples of 16. q_scale, shift: float32 [batch, heads, tokens]; shift is added to lse. k_scale:
+    [batch, key heads]. v_scale: [batch, key heads, head_dim].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    q_scale: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+    shift: Tensor
+    key_lengths: Tensor | None = None
+    dense: Tensor | None = None
+    key_mask: Tensor | None = None
+    video_mask: Tensor | None = None
+    shown: Tensor | None = None
+
+
 class GradientTensors(NamedTuple):
     """The tensors of a backward pass. q, k, v, out and flags: as in Tensors; dout, dq: as q; dk, dv: as k.
 
@@ -59,7 +84,7 @@ class GradientTensors(NamedTuple):
     shown: Tensor | None
 
 
-def may_be_dense(tensors: Tensors | GradientTensors) -> bool:
+def may_be_dense(tensors: Tensors | QuantizedTensors | GradientTensors) -> bool:
     """A sample whose video_mask hides keys is dense."""
     return tensors.dense is not None or tensors.video_mask is not None
 

@@ -4,7 +4,7 @@ An `Arithmetic` says how q, k, v and the weights P are rounded. `multiply` is th
 operands, accumulated in float32. Blocks are [batch, heads, blocks, rows, head_dim]; what pads a short block is zero.
 
     Native      the input's own dtype
-    Fp8         e4m3; a scale for each block of q and of k, for each channel of v; P times 2^8, at most 256 of 448
+    Fp8         e4m3; a scale for each row of q, each head of k, each channel of v; P times 2^8, at most 256 of 448
                 (FlashAttention-3, arXiv 2407.08608, section 3.3, and SageAttention2, arXiv 2411.10958)
     Nvfp4       q and k with groups along head_dim, v with groups of 16 keys; P scaled to the range of its e4m3 scales
                 in each row first (SageAttention3, arXiv 2505.11594, section 3.2), or P and v in e4m3
@@ -23,8 +23,7 @@ from torch import Tensor
 from ..errors import StaError
 from .formats import nvfp4_scale, quantize_e4m3, quantize_nvfp4, quantize_nvfp4_residual, to_e4m3
 
-# P is at most 1 when its row's maximum is taken off. Times 2^8 it uses the exponents of e4m3 down to 2^-17, and a
-# row whose maximum is late by less than log(448 / 256) still doesn't saturate.
+# P is at most 1 when its row's maximum is taken off. Times 2^8 it uses the exponents of e4m3 down to 2^-17.
 P_SCALE = 256.0
 _OF_HEAD = (2, 3, 4)
 
@@ -76,7 +75,7 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def weights(self, p: Tensor, /) -> Operand:
-        """exp(score - running maximum) [..., rows, keys] of one block of keys"""
+        """exp(score - maximum) [..., rows, keys] of one block of keys, whose maximum it is"""
 
 
 @dataclass(frozen=True)
@@ -96,9 +95,10 @@ class Fp8(Arithmetic):
     """e4m3 for all four operands."""
 
     def query(self, q: Tensor, /) -> Operand:
-        return _e4m3(q, (3, 4))
+        return _e4m3(q, (4,))
 
-    key = query
+    def key(self, k: Tensor, /) -> Operand:
+        return _e4m3(k, _OF_HEAD)
 
     def value(self, v: Tensor, /) -> Operand:
         return _e4m3(v, (2, 3))

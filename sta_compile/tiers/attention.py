@@ -1,9 +1,9 @@
 """What a kernel with precision tiers computes, block by block, in PyTorch: the reference of all such kernels.
 
 Every pair of a query block and a key block has a tier. One online softmax goes over the key blocks of a row of query
-blocks, those of the highest tier first, as the fused kernels do: then the maximum has settled when coarser weights are
-rounded. A skipped block is its means: n * exp(q . mean_k) to the denominator, and that times mean_v to the numerator.
-Numerator and denominator sum the same rounded weights, so that an output stays a mean of values.
+blocks, those of the highest tier first, as the fused kernels do. A skipped block is its means: n * exp(q . mean_k) to the
+denominator, and that times mean_v to the numerator. Numerator and denominator sum the same rounded weights, so that an
+output stays a mean of values.
 
 Quantized keys have their mean over the sequence taken off, which shifts all scores of a row by one constant
 (SageAttention, arXiv 2410.02367, section 4.2); the constant is added again, so that tiers of one row fit each other.
@@ -144,17 +144,23 @@ class _Row:
         self._add(scores, Native(torch.bfloat16), Operand(means.v))
 
     def _add(self, scores: Tensor, arithmetic: Arithmetic, v: Operand) -> None:
-        new = torch.maximum(self.top, scores.amax(-1))
-        base = new.masked_fill(new == -torch.inf, 0)
-        weights = arithmetic.weights((scores - base[..., None]).exp())
-        decay = (self.top - base).exp()
-        self.total = self.total * decay + weights.value.sum(-1)
-        self.out = self.out * decay[..., None] + multiply(weights, v)
+        """A block's weights are rounded below its own maximum, so that a large one elsewhere takes no range from them."""
+        best = scores.amax(-1)
+        weights = arithmetic.weights((scores - _finite(best)[..., None]).exp())
+        new = torch.maximum(self.top, best)
+        decay, share = ((x - _finite(new)).exp() for x in (self.top, best))
+        self.total = self.total * decay + weights.value.sum(-1) * share
+        self.out = self.out * decay[..., None] + multiply(weights, v) * share[..., None]
         self.top = new
 
     def finish(self) -> tuple[Tensor, Tensor]:
         total = self.total.masked_fill(self.total == 0, 1)
         return self.out / total[..., None], self.top + self.total.log()
+
+
+def _finite(top: Tensor) -> Tensor:
+    """0 for rows that have seen no key: exp(-inf - 0) is 0, and exp(-inf + inf) would be NaN."""
+    return top.masked_fill(top == -torch.inf, 0)
 
 
 def _round(

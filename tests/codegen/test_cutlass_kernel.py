@@ -18,7 +18,7 @@ from sta_compile.codegen.cutlass_source import render
 from sta_compile.errors import StaError
 from sta_compile.runtime import build as building
 from sta_compile.runtime.build import build, first_error, read_usage
-from tests.codegen.usage import TABLE, cuobjdump, specs, version
+from tests.codegen.usage import TABLE, cuobjdump, fp8_specs, specs, version
 
 needs_nvrtc = pytest.mark.skipif(
     isinstance(toolchain.toolchain("nvrtc"), str), reason=str(toolchain.toolchain("nvrtc"))
@@ -61,7 +61,7 @@ def serialised(log):
 @pytest.mark.parametrize(
     "spec",
     [s for s in specs() if (s.head_dim, s.dtype) == (128, "bf16")],
-    ids=lambda s: s.direction,
+    ids=lambda s: f"{s.direction} {s.precision}",
 )
 def test_consumers_keep_their_registers(spec, empty_cache):
     """What spills belongs to the producer, whose loads run ahead: none lies between a loop's matrix products."""
@@ -71,7 +71,7 @@ def test_consumers_keep_their_registers(spec, empty_cache):
         if ";" in line
     ]
     names = [next((x for x in line if not x.startswith("@")), "") for line in lines]
-    products = [i for i, name in enumerate(names) if name.startswith("HGMMA")]
+    products = [i for i, name in enumerate(names) if name.startswith(("HGMMA", "QGMMA"))]
     if spec.direction == "backward_rows":
         assert not products
         return
@@ -84,6 +84,19 @@ def test_instructions(empty_cache):
     sass = sass_of(build(SPEC).code)
     for instruction in ("HGMMA.64x128x16.F32.BF16", "UTMALDG.4D", "USETMAXREG", "SYNCS"):
         assert instruction in sass
+
+
+@needs_nvrtc
+def test_instructions_of_fp8(empty_cache):
+    """Weights come out of registers, and no byte is moved between them: the conversion writes the operand's words."""
+    sass = sass_of(build(fp8_specs()[-1]).code)
+    for instruction in ("QGMMA.64x128x32.F32.E4M3.E4M3", "QGMMA.64x72x32", "UTMALDG.4D"):
+        assert instruction in sass
+    lines = [line for line in sass.splitlines() if ";" in line]
+    products = [i for i, line in enumerate(lines) if "QGMMA" in line]
+    between = "\n".join(lines[products[0] : products[-1]])
+    assert "PRMT" not in between
+    assert between.count("SHFL") == 16  # of the rows' maxima, in four loops
 
 
 def sass_of(code):

@@ -16,7 +16,8 @@ from typing import Any
 
 from sta_compile.codegen import cutlass_backward
 from sta_compile.codegen.blocks import choices
-from sta_compile.codegen.cutlass_blocks import BLOCKS
+from sta_compile.codegen.cutlass_blocks import BLOCKS, FP8_BLOCKS
+from sta_compile.codegen.cutlass_fp8 import CutlassFp8Forward
 from sta_compile.codegen.emitter import Problem
 from sta_compile.codegen.toolchain import toolchain
 from sta_compile.ir.kernel_spec import KernelSpec
@@ -31,6 +32,15 @@ def forward_specs() -> list[KernelSpec]:
         KernelSpec("cutlass", "forward", 90, dtype, head_dim, blocks, "tma", 0, "", False)
         for dtype in ("bf16", "fp16")
         for head_dim, blocks in BLOCKS.items()
+    ]
+
+
+def fp8_specs() -> list[KernelSpec]:
+    emitter = CutlassFp8Forward()
+    return [
+        emitter.specify(replace(problem_of(dtype, head_dim), precision="fp8"))
+        for dtype in ("bf16", "fp16")
+        for head_dim in FP8_BLOCKS
     ]
 
 
@@ -57,7 +67,7 @@ def backward_specs() -> list[KernelSpec]:
 
 
 def specs() -> list[KernelSpec]:
-    return [*forward_specs(), *backward_specs(), *head_window_specs()]
+    return [*forward_specs(), *fp8_specs(), *backward_specs(), *head_window_specs()]
 
 
 def problem_of(dtype: str, head_dim: int) -> Problem:

@@ -110,7 +110,18 @@ def tensors(shape, layout, dtype, generator):
     return x.to(dtype)[..., -d:]
 
 
-def problem(case, heads, head_dim, dtype, layout, kernel, shown=None, hidden=None, value_scale=1.0):
+def problem(
+    case,
+    heads,
+    head_dim,
+    dtype,
+    layout,
+    kernel,
+    shown=None,
+    hidden=None,
+    value_scale=1.0,
+    precision="native",
+):
     """Arguments of sta::attention for three samples, and bool [batch, 1 or heads, queries, keys].
 
     shown: share of the keys beside the video that a key mask leaves. hidden: keys of the video that one hides, in the first
@@ -141,7 +152,9 @@ def problem(case, heads, head_dim, dtype, layout, kernel, shown=None, hidden=Non
     mask = torch.stack([oracle.full_mask(grid, tiles, each, *beside) for each in windows], 1).cuda()
     for x in (k, v):
         x.masked_fill_(~mask.flatten(1, 2).any(1)[:, None, :, None], torch.nan)
-    spec = AttentionSpec(roles, tiles=tiles, window=window, kernel=kernel).text()
+    spec = AttentionSpec(
+        roles, tiles=tiles, window=window, kernel=kernel, precision=precision
+    ).text()
     key_lengths, key_mask, video_mask = (
         None if x is None else x.cuda() for x in (lengths, key_mask, video_mask)
     )

@@ -75,7 +75,7 @@ def test_blocks_that_own_keys(maps):
     assert found["problem.dense"] == 0
     addresses = [tensors.q, tensors.dout, tensors.k, tensors.v, tensors.q, tensors.dout]
     assert [address for _, address in maps] == [x.data_ptr() for x in addresses]
-    assert [m.rows for m, _ in maps] == [64, 64, 64, 64, 16, 16]
+    assert [m.box[1] for m, _ in maps] == [64, 64, 64, 64, 16, 16]
 
 
 def test_blocks_that_own_queries(maps):
@@ -87,7 +87,7 @@ def test_blocks_that_own_queries(maps):
     assert blocks == 2 * 6 * (2 + 2 + 2 + 2)
     assert found["dq.data"] == tensors.dq.data_ptr()
     assert found["statistics"] == tensors.statistics.data_ptr()
-    assert [m.rows for m, _ in maps] == [16, 16, 64, 64, 16, 16]
+    assert [m.box[1] for m, _ in maps] == [16, 16, 64, 64, 16, 16]
 
 
 def test_rows(maps):

@@ -284,7 +284,7 @@ def test_bindings_have_what_is_asked_of_them():
     cutlass_parameters._encoding.cache_clear()
     cu, kinds, how = cutlass_parameters._encoding()
     assert cu is bindings
-    assert set(kinds) == {"bf16", "fp16"}
+    assert set(kinds) == {"bf16", "fp16", "fp8"}
     assert len(how) == 4
     names = "cuModuleLoadData cuModuleGetFunction cuFuncSetAttribute cuLaunchKernel cuDeviceGet"
     for name in (*names.split(), "cuTensorMapEncodeTiled", "cuDevicePrimaryCtxRetain"):

@@ -1,0 +1,154 @@
+"""Launches the kernels that write q, k, v in e4m3, with their scales: what C++ kernels of precision "fp8" read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ir.geometry import Geometry
+from ..ir.kernel_spec import STRIDE_UNIT, KernelSpec, pad_head_dim
+from ..ir.visibility import Visibility
+from .tensors import QuantizedTensors, Tensors, stand_ins
+
+# Measured on an H200 with 24 heads of 30x48x80 tokens of 128, among blocks of 16 to 128 rows and 4 to 16 warps.
+BLOCK, KEYS = 32, 64  # rows of q, and of k or v, that a program quantizes
+CHUNK, CHUNK_BLOCK = 1024, 16  # keys whose statistics a program takes, and how many at a time
+CHUNKS = 32  # that are added up at a time
+ALIGNMENT = 16  # tokens of k, and bytes of a column of v
+WARPS = 4
+
+
+@dataclass(frozen=True)
+class _Launch:
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+
+
+def quantized(
+    tensors: Tensors, geometry: Geometry, scale: float, interpreted: bool = False
+) -> QuantizedTensors:
+    """Of tensors that kernels can read (`is_aligned`). scale: of the scores. interpreted: by Triton's interpreter."""
+    made, mean = empty(tensors), empty_mean(tensors)
+    masks = tensors.key_lengths, tensors.key_mask, None, tensors.video_mask
+    shown = shown_keys(Visibility(geometry, *masks), tensors.k)
+    for each in _launches(tensors, shown, made, mean, scale, interpreted):
+        each.kernel[each.grid](*each.arguments, num_warps=WARPS)
+    return made
+
+
+def warm_up(spec: KernelSpec, device: int) -> None:
+    """Compiles and loads the kernels that calls of a spec need, with and without hidden keys; launches nothing."""
+    tensors = stand_ins(replace(spec, contexts=1))
+    batch, _, keys, _ = tensors.k.shape
+    made, mean = empty(tensors), empty_mean(tensors)
+    with torch.cuda.device(device):
+        for shown in (None, torch.empty(batch, keys, dtype=torch.bool, device="meta")):
+            for each in _launches(tensors, shown, made, mean, 1.0, False):
+                compiled = each.kernel.warmup(*each.arguments, grid=(1,), num_warps=WARPS)
+                compiled._init_handles()
+
+
+def empty(tensors: Tensors, device: str | torch.device | None = None) -> QuantizedTensors:
+    """Memory for what is quantized; beside it out, lse and flags as they are."""
+    q, k, _, out, lse, *flags = tensors
+    batch, heads, queries, head_dim = q.shape
+    kv_heads, tokens = k.shape[1:3]
+    columns = -(-tokens // ALIGNMENT) * ALIGNMENT
+
+    def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device=device or q.device)
+
+    return QuantizedTensors(
+        make(*q.shape, dtype=torch.uint8),
+        make(batch, kv_heads, columns, head_dim, dtype=torch.uint8),
+        make(batch, kv_heads, head_dim, columns, dtype=torch.uint8)[..., :tokens],
+        out,
+        lse,
+        make(batch, heads, queries),
+        make(batch, kv_heads),
+        make(batch, kv_heads, head_dim),
+        make(batch, heads, queries),
+        *flags,
+    )
+
+
+def empty_mean(tensors: Tensors) -> Tensor:
+    """float32 [batch * key heads, padded head_dim]: what is taken off the keys."""
+    batch, kv_heads, _, head_dim = tensors.k.shape
+    shape = batch * kv_heads, pad_head_dim(head_dim)
+    return torch.empty(shape, dtype=torch.float32, device=tensors.k.device)
+
+
+def shown_keys(visible: Visibility, k: Tensor) -> Tensor | None:
+    """bool [batch, keys]: which keys a query may see at all; None if all. k: [batch, heads, keys, head_dim]"""
+    geometry, lengths, mask = visible.geometry, visible.key_lengths, visible.key_mask
+    video = visible.video_mask
+    if lengths is None and mask is None and video is None:
+        return None
+    shown = torch.ones(k.shape[0], k.shape[2], dtype=torch.bool, device=k.device)
+    column = 0
+    for index, (start, length) in enumerate(geometry.contexts):
+        part = shown[:, start : start + length]
+        if lengths is not None:
+            part &= torch.arange(length, device=k.device) < lengths[:, index, None]
+        if mask is not None:
+            part &= mask[:, column : column + length]
+        column += length
+    if video is not None:
+        shown[:, geometry.video_key : geometry.video_key + geometry.tiling.tokens] &= video
+    return shown
+
+
+def _launches(
+    tensors: Tensors,
+    shown: Tensor | None,
+    made: QuantizedTensors,
+    mean: Tensor,
+    scale: float,
+    interpreted: bool,
+) -> tuple[_Launch, ...]:
+    from ..codegen.triton import quantize as kernels
+
+    q, k, v, *_ = tensors
+    batch, heads, queries, head_dim = q.shape
+    kv_heads, tokens = k.shape[1:3]
+    samples, padded = mean.shape
+    chunks = -(-tokens // CHUNK)
+    blocks, key_blocks = -(-queries // BLOCK), -(-tokens // KEYS)
+    partial = mean.new_empty((samples, chunks, kernels.STATISTICS, padded))
+    count = None if shown is None else shown.sum(1, dtype=torch.int32)
+    flags = None if shown is None else shown.view(torch.uint8)
+    of_q, of_k, of_v = ([s // STRIDE_UNIT for s in x.stride()[:3]] for x in (q, k, v))
+    scales = made.k_scale, made.v_scale
+    return (
+        _Launch(
+            kernels.key_statistics,
+            (chunks, samples),
+            (
+                *(k, v, flags, partial, kv_heads, *of_k, *of_v, tokens, chunks),
+                *(head_dim, padded, CHUNK_BLOCK, CHUNK, STRIDE_UNIT),
+            ),
+        ),
+        _Launch(
+            kernels.key_scales,
+            (samples,),
+            (
+                *(partial, count, mean, *scales, kv_heads, tokens, chunks),
+                *(head_dim, padded, CHUNKS),
+            ),
+        ),
+        _Launch(
+            kernels.quantize,
+            (batch * heads * blocks + 2 * samples * key_blocks,),
+            (
+                *(q, k, v, flags, mean, *scales, made.q, made.k, made.v),
+                *(made.q_scale, made.shift, scale, heads, kv_heads, *of_q, *of_k, *of_v),
+                *(queries, tokens, made.k.shape[2] // ALIGNMENT, blocks, key_blocks, batch),
+                *(head_dim, padded, BLOCK, KEYS, STRIDE_UNIT, interpreted),
+            ),
+        ),
+    )
