@@ -73,7 +73,7 @@ def _compile(
     from .rewriting.region_numbers import settle_numbers
     from .settings import OPTIONS, Settings, options_of_mode
     from .tune_kernels import tune_kernels
-    from .warm_kernels import warm_kernels
+    from .warm_kernels import warm_kernels, why_native
 
     settings, patches = Settings.resolve(options)
     patches = {**options_of_mode(mode), **patches}
@@ -108,6 +108,7 @@ def _compile(
     if report.replaced:
         with report.stage("build kernels"):
             report.name_kernels(warm_kernels(gm))
+            report.say_native(why_native(gm))
     if _torch.is_whole_forward() and not _torch.last_compile_of_frame():
         read = {names[i]: positions for i, positions in report.read.items()}
         install_positions_guards(dict(zip(names, example_inputs, strict=False)), read)

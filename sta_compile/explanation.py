@@ -229,7 +229,7 @@ def explain(
         from . import config
         from ._trace import trace, unwrap
         from .backend import device_of, rewrite_for_device
-        from .warm_kernels import first_kernels
+        from .warm_kernels import first_kernels, why_native
 
         reports: list[Report] = []
         targets: list[str] = []
@@ -241,6 +241,7 @@ def explain(
             )
             if report.replaced:
                 report.name_kernels(first_kernels(gm, there))
+                report.say_native(why_native(gm, there))
             if there.type == "meta" and config.target != "auto":
                 targets.append(config.target)
             if isinstance(inner, torch.nn.Module):

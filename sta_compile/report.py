@@ -125,6 +125,19 @@ class Report:
             for site in self.replaced
         ]
 
+    def say_native(self, why: str) -> None:
+        """Where kernels are native though another precision was asked for; why: "" if none is."""
+        self.replaced = [
+            site
+            if not why or site.precision == "native"
+            else replace(
+                site,
+                precision="native",
+                why_native=f"precision={site.precision!r} runs as 'native': {why}",
+            )
+            for site in self.replaced
+        ]
+
     def say_why_no_grid(self, cause: str, hint: str) -> None:
         """Names what hides the grid of attentions that have none, if anything is; hint: what to do about it."""
 

@@ -12,6 +12,7 @@ from ._torch import graph_modules, size_hint
 from .analysis.graph_view import fake_value
 from .ir.attention_spec import AttentionSpec, is_per_head
 from .ops.arguments import geometry_of
+from .runtime import launch
 from .runtime.prepare import Request, choices, prepare
 
 
@@ -25,6 +26,22 @@ def first_kernels(gm: torch.fx.GraphModule, device: torch.device) -> tuple[str, 
     requests = (replace(request, device=device) for request in _requests(gm))
     specs = (spec for r in requests if r.has_kernels for first in choices(r)[:1] for spec in first)
     return tuple(dict.fromkeys(spec.text() for spec in specs))
+
+
+def why_native(gm: torch.fx.GraphModule, device: torch.device | None = None) -> str:
+    """Why attention of a graph runs natively that was asked for in another precision; "" where none does.
+
+    device: what it is asked of, if not that of the graph. A CPU has every precision.
+    """
+    for request in _requests(gm):
+        if device is not None:
+            request = replace(request, device=device)
+        if request.precision == "native" or not request.has_kernels:
+            continue
+        preferred = (spec for first in choices(request)[:1] for spec in first)
+        if any(spec.precision != request.precision for spec in preferred):
+            return launch.why_native(request.problem(), request.kernel)
+    return ""
 
 
 def _requests(gm: torch.fx.GraphModule) -> tuple[Request, ...]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sta_compile import config, explain
+from sta_compile.codegen import cutlass_forward
+from sta_compile.codegen.select import select
 from sta_compile.errors import InvalidOptionError
 from sta_compile.settings import Settings
 from tests.end_to_end.compiled import compile_variants, relative_error
@@ -45,3 +48,29 @@ def test_training_stays_native():
 def test_other_precisions_are_refused(value):
     with pytest.raises(InvalidOptionError, match='pass "native" or "fp8"'):
         Settings.resolve({"precision": value})
+
+
+@pytest.mark.parametrize(
+    ("target", "head_dim", "why"),
+    [
+        ("sm_90", 64, ""),
+        ("sm_90", 32, "head dim 32 has no fp8 kernel"),
+        ("sm_80", 64, "for Hopper GPUs (sm_90) only"),
+    ],
+)
+def test_a_report_says_what_a_gpu_has_no_kernel_for(target, head_dim, why, monkeypatch):
+    """Before anything runs, for a GPU that is not here."""
+    monkeypatch.setattr(cutlass_forward, "missing", lambda: "")
+    select.cache_clear()
+    with torch.device("meta"):
+        model = TinyVideo(head_dim=head_dim).bfloat16()
+    options = VARIANTS["fp8"] | {"min_tokens": 0, "dense_above": None}
+    with config.patch(target=target), torch.no_grad():
+        explanation = explain(model, options=options)(latent=latent().bfloat16().to("meta"))
+    select.cache_clear()
+    (report,) = explanation.reports
+    (site,) = report.replaced
+    assert site.precision == ("native" if why else "fp8")
+    assert why in site.why_native
+    assert bool(site.why_native) == bool(why)
+    assert why in " ".join(str(report).replace("│", "").split())
