@@ -16,7 +16,8 @@
 | `torch._C._functorch.is_functorch_wrapped_tensor` | 2.11, 2.13 |
 | `torch._higher_order_ops.triton_kernel_wrap.kernel_side_table` | 2.13 |
 | in ops/library.py, since this module is heavy: `torch._library.autograd.make_autograd_impl`, `_C._any_requires_grad`, | |
-| `_C._after_autograd_keyset` and `DispatchKeySet.highestPriorityTypeId` | 2.11, 2.13 |
+| `_C._after_autograd_keyset`, `DispatchKeySet.highestPriorityTypeId` and `raw_repr` | 2.11, 2.13 |
+| `torch._dispatch.python.enable_python_dispatcher` | 2.11, 2.13 |
 """
 
 from __future__ import annotations
@@ -374,6 +375,14 @@ def without_fake_mode() -> AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
     found: AbstractContextManager[Any] = unset_fake_temporarily()
+    return found
+
+
+def python_dispatcher() -> AbstractContextManager[Any]:
+    """As Dynamo runs operators on fake tensors: constant_pad_nd and its like take symbolic numbers in Python alone."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    found: AbstractContextManager[Any] = enable_python_dispatcher()
     return found
 
 

@@ -235,16 +235,21 @@ def pad(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     shape = shape_of(node)
     for i in range(len(amounts) // 2):
         before, after = (size_of(fake_value(a)) for a in amounts[2 * i : 2 * i + 2])
-        if before == 0 and not isinstance(after, int):
+        if _adds(before) and _adds(after):
+            parts = [fresh(before)] if before != 0 else []
+            parts += [out[-1 - i]]
+            parts += [fresh(after)] if after != 0 else []
+            out[-1 - i] = concat(parts)
+        elif before == 0 and not isinstance(after, int):
             out[-1 - i] = _end_moved(out[-1 - i], shape[-1 - i])
-            continue
-        if any(not isinstance(a, int) or a < 0 for a in (before, after)):
+        else:
             return None
-        parts = [fresh(before)] if before else []
-        parts += [out[-1 - i]]
-        parts += [fresh(after)] if after else []
-        out[-1 - i] = concat(parts)
     return tuple(out)
+
+
+def _adds(amount: Size) -> bool:
+    """Is it known to crop nothing? -tokens % 8 is, as an expression."""
+    return amount >= 0 if isinstance(amount, int) else bool(amount.is_nonnegative)
 
 
 def _end_moved(axis: Axis, size: Size) -> Axis:

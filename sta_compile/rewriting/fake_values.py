@@ -17,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from .._torch import python_dispatcher
+
 VALUE = "example_value"
 _PROVENANCE = ("nn_module_stack", "stack_trace", "custom")
 
@@ -55,7 +57,10 @@ def run(node: Node, mode: FakeTensorMode | None, target: Any = None) -> Any:
     args = map_arg(node.args, value_of)
     kwargs = map_arg(node.kwargs, value_of)
     target = node.target if target is None else target
-    with mode or contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if mode is not None:
+            stack.enter_context(mode)
+            stack.enter_context(python_dispatcher())
         if node.op == "call_method":
             return getattr(args[0], target)(*args[1:], **kwargs)
         assert node.op == "call_function", f"{node.format_node()} can't be run"

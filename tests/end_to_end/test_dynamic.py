@@ -70,3 +70,31 @@ def test_frames_of_symbolic_sizes_in_the_batch():
         assert site.grid == grid
         with Oracle(model, model.sites, window_mask(grid, site.tiles, site.window)):
             assert relative_error(found, model(latent)) < 1e-5
+
+
+class Padded(TinyVideo):
+    """The video and its text fill whole blocks of eight tokens; what pads them is no key."""
+
+    def forward(self, latent: Tensor, text: Tensor) -> Tensor:
+        x = self.patchify(latent)
+        size = x.shape[2:]
+        x = x.flatten(2).transpose(1, 2)
+        video = x.shape[1]
+        x = torch.cat([x, text], 1)
+        valid = x.shape[1]
+        x = F.pad(x, (0, 0, 0, -valid % 8))
+        x = self.blocks[0](x, (torch.arange(x.shape[1]) < valid).expand(len(x), 1, 1, -1))
+        return self.out(x[:, :video]).transpose(1, 2).unflatten(2, size)
+
+
+@pytest.mark.parametrize("tokens", [5, 7], ids=["three", "one"])
+@torch.no_grad()
+def test_a_symbolic_number_of_tokens_that_pad(tokens):
+    """One: the operator that pads takes a symbol for it in Python alone."""
+    model, backend = Padded().eval(), RewritingBackend({"sta": SPARSE})
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
+    latent, text = torch.randn(2, CHANNELS, 5, 6, 8), torch.randn(2, tokens, 16)
+    found = compiled(latent, text)
+    (site,) = backend.reports["sta"][-1].replaced
+    with Oracle(model, model.sites, window_mask(site.grid, site.tiles, site.window)):
+        assert relative_error(found, model(latent, text)) < 1e-5
