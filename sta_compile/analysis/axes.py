@@ -194,7 +194,7 @@ def _bind(atom: Atom, axis: Axis) -> bool:
     return True
 
 
-def _groups(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[int, int, int, int]] | None:
+def equal_groups(a: Sequence[Size], b: Sequence[Size]) -> list[tuple[int, int, int, int]] | None:
     """Shortest pieces of two factorisations that have equal products: (a from, a to, b from, b to); None if totals differ.
 
     Example: [2, 3, 4] and [6, 4] -> [(0, 2, 0, 1), (2, 3, 1, 2)]
@@ -227,7 +227,7 @@ def unify(a: Axis, b: Axis) -> bool:
     a, b = resolve(a), resolve(b)
     if a == b:
         return True
-    groups = _groups([factor_size(f) for f in a], [factor_size(f) for f in b])
+    groups = equal_groups([factor_size(f) for f in a], [factor_size(f) for f in b])
     if groups is None:
         return False
     pairs = [(a[a0:a1], b[b0:b1]) for a0, a1, b0, b1 in groups]
@@ -276,7 +276,7 @@ def regroup(dims: Sequence[Axis], sizes: Sequence[Size]) -> Dims:
     out: list[Axis] = [() for _ in sizes]
     if any(isinstance(s, int) and s == 0 for s in sizes):
         return tuple(fresh(s) for s in sizes)
-    groups = _groups([factor_size(f) for f in factors], [s for _, s in targets])
+    groups = equal_groups([factor_size(f) for f in factors], [s for _, s in targets])
     if groups is None:
         return tuple(fresh(s) for s in sizes)
     for f0, f1, t0, t1 in groups:

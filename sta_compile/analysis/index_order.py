@@ -35,6 +35,21 @@ def index_order(index: Any) -> Permutation:
     return Named(base)
 
 
+def picked_index(index: Any) -> tuple[tuple[int, ...] | torch.fx.Node, Size | None] | None:
+    """(the numbers of an index along one dimension, or the tensor that has them; how many, or None for a mask)."""
+    if not is_tensor(index):
+        plain = isinstance(index, (list, tuple)) and all(type(n) is int for n in index)
+        return (tuple(index), len(index)) if plain else None
+    base = _before_spreading(index)
+    if fake_value(base).dim() != 1:
+        return None
+    if _is_mask(base):
+        return base, None
+    numbers, count = known_integers(base), size_of(fake_value(base).shape[0])
+    known = tuple(n for n in numbers or () if isinstance(n, int))
+    return (known if numbers is not None and len(known) == len(numbers) else base), count
+
+
 def _before_spreading(index: torch.fx.Node) -> torch.fx.Node:
     while True:
         source = index.args[0] if index.args else None

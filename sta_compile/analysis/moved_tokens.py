@@ -12,14 +12,14 @@ channels of which some were moved, as by a temporal shift, once a product mixes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.fx
 
 from .attention_site import AttentionSite, Problem
-from .axes import Atom, Axis, atoms_of, resolve, size_of
+from .axes import Atom, Axis, atoms_of, resolve, same_size
 from .graph_view import argument, canonical_name, fake_value, is_inplace, is_parameter, is_tensor
-from .index_order import index_of, takes_all
+from .joins import joined_dim
 from .orders import Named, Turned, both, in_place
 from .reorderings import Move, Reordering, Reorderings
 from .token_parts import TokenParts
@@ -33,7 +33,6 @@ MOVED = Problem(
 )
 # Their result has the places of those operands that were not moved.
 _SUMS = ("add", "sub", "rsub", "addcmul", "addcdiv", "lerp")
-_JOINS = ("cat", "stack")
 _TOKEN_RANK = 2  # of inputs with tokens or latents, [tokens, channels] at least
 
 Moves = tuple[Move, ...]
@@ -115,7 +114,8 @@ class MovedTokens:
         elif name == "to" or name.endswith("_as"):  # the other gives a type, or sizes
             sources = sources[:1]
         read = passed_on(node, sources) or sources
-        across = self._axis(node, argument(node, 1, "dim", 0)) if name in _JOINS else ()
+        dim = joined_dim(node)
+        across = () if dim is None else self._axis(node, dim)
         state = self._merged(node, read, sums=name in _SUMS, across=across)
         return self._reduced(node, read, state) if state else state
 
@@ -226,29 +226,27 @@ class MovedTokens:
         assert isinstance(value, torch.fx.Node)
         reordering = self._found.get(node)
         state = self._of(value) if reordering is None else self._moved_by(node, reordering)
-        left_out = self._left_out(node)
-        return (
-            state if left_out is None else self._merged(node, [target], more=state, across=left_out)
-        )
-
-    def _left_out(self, node: torch.fx.Node) -> Axis | None:
-        """The axes of which a `setitem` writes a part only; None if it writes all of its target."""
-        target: Any = node.args[0]
-        sizes = [size_of(s) for s in fake_value(target).shape]
-        partial = [d for d, item in index_of(node, target) if not takes_all(item, sizes[d])]
-        if not partial:
-            return None
-        return tuple(factor for dim in partial for factor in self._axis(target, dim))
+        left_out = self._names.left_out(node)
+        return self._merged(node, [target], more=state, across=left_out) if left_out else state
 
     def _write(self, node: torch.fx.Node, state: State) -> None:
         """What is written in place is seen by all values in its memory."""
         target = node.kwargs.get("out", node.args[0] if node.args else argument(node, 0, "input"))
-        if not isinstance(target, torch.fx.Node) or state == self._of(target):
-            return
-        memory, whole = set(storage_of(target)), _fills_memory(target)
+        for each in target if isinstance(target, (list, tuple)) else [target]:
+            if isinstance(each, torch.fx.Node) and state != self._of(each):
+                self._write_to(each, node, state)
+
+    def _write_to(self, target: torch.fx.Node, node: torch.fx.Node, state: State) -> None:
+        memory, whole, left_out = (
+            set(storage_of(target)),
+            _fills_memory(target),
+            self._names.left_out(node),
+        )
         for other in self.view.nodes[: self.view.position[node]]:
             if other is not target and not memory.isdisjoint(storage_of(other)):
-                self._states[other] = state if whole else self._merged(node, [other], more=state)
+                self._states[other] = (
+                    state if whole else self._merged(node, [other], more=state, across=left_out)
+                )
         self._states[target] = state
 
 
@@ -285,7 +283,9 @@ def _after(before: Moves, move: Move) -> Moves:
     """Moves with one more; what undoes the last one along its axis takes it away."""
     across = any(m.axis & move.axis and m.axis != move.axis for m in before)
     last = next((m for m in reversed(before) if m.axis == move.axis), None)
-    order = None if last is None or across else both(last.order, move.order, move.length)
+    if last is None or across or not same_size(last.length, move.length):
+        return (*before, move)
+    order = both(last.order, move.order, move.length)
     if order is None:
         return (*before, move)
     rest = tuple(m for m in before if m is not last)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,25 +29,21 @@ from .axes import (
     resolve,
     size_of,
 )
-from .graph_view import argument, canonical_name, fake_value, is_tensor
+from .graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor
 from .index_order import index_order, numbers_of, takes_all
 from .orders import FLIPPED, Named, Permutation, Turned, in_place, inverse
-from .pieces import Pieces
+from .pieces import put_together
 from .token_parts import TokenParts
 from .token_streams import before_casts, passed_on
 from .trace_index import is_index
+from .trace_positions import SUMS, TracedPositions
+from .written_pieces import SCATTERS, VALUES, WrittenPieces, targets_and_values
 
 _FLIPS = {"flip": None, "fliplr": 1, "flipud": 0}
 _SHIFTS = {"fftshift": -1, "fft_fftshift": -1, "ifftshift": 1, "fft_ifftshift": 1}
 _TURNS = ("roll", "rot90", *_FLIPS, *_SHIFTS)
 _READS = ("getitem", "index_select", "gather", "take_along_dim", "embedding", "index")
-# Which argument is written.
-_VALUES = {
-    "setitem": 2, "index_put": 2, "index_copy": 3, "index_add": 3, "index_reduce": 3, "scatter": 3, "scatter_add": 3,
-    "scatter_reduce": 3,
-}  # fmt: skip
 _ADDING = ("index_add", "index_reduce", "scatter_add", "scatter_reduce")
-_JOINS = {"cat": None, "vstack": 0, "row_stack": 0, "hstack": 1, "column_stack": 1, "dstack": 2}
 # Their elements come from anywhere: along one dimension, which is their second argument, or along all of them.
 _SORTS = ("sort", "msort", "topk")
 _CHANNELS = ("channel_shuffle", "native_channel_shuffle")
@@ -78,7 +75,9 @@ class Reorderings:
     """Those of one graph, by node."""
 
     def __init__(self, parts: TokenParts) -> None:
-        self._parts, self.trace, self._pieces = parts, parts.trace, Pieces(parts)
+        self._parts, self.trace = parts, parts.trace
+        self._positions = TracedPositions(parts)
+        self._writes = WrittenPieces(self._positions)
         # Atoms of new axes -> those of the axes that an operation made them of.
         self._before: dict[Atom, frozenset[Atom]] = {}
         self.found: dict[torch.fx.Node, Reordering] = {}
@@ -87,6 +86,15 @@ class Reorderings:
             reordering = self._of(node)
             if reordering is not None and reordering.moves:
                 self.found[node] = reordering
+            moves = () if reordering is None or reordering.onto is not None else reordering.moves
+            self._positions.follow(node, partial(self._is_along, moves) if moves else None)
+
+    def _is_along(self, moves: Iterable[Move], axis: Axis) -> bool:
+        return any(move.axis & self.atoms(axis) for move in moves)
+
+    def left_out(self, node: torch.fx.Node) -> Axis:
+        """The axes of which a write writes a part only."""
+        return self._writes.left_out.get(node, ())
 
     def atoms(self, axis: Axis) -> frozenset[Atom]:
         """The atoms of an axis, as they are called where nothing was moved or cut."""
@@ -107,7 +115,7 @@ class Reorderings:
         name = canonical_name(node)
         if name in _TURNS:
             return self._turned(node, name)
-        if name in _VALUES:
+        if name in VALUES or name in SCATTERS:
             return self._written(node, name)
         if name in _READS and (picked := self._read(node, name)) is not None:
             return picked
@@ -117,24 +125,17 @@ class Reorderings:
             return self._misread(node)
         if name in ("matmul", "bmm", "mm"):
             return self._by_matrix(node)
-        pieces = self._in_pieces(node, name)
-        if pieces is None:
+        if is_inplace(node) and (written := self._written(node, name)) is not None:
+            return written
+        found = put_together(self._positions, node)
+        if found is None:
             return None
         tensors: Any = argument(node, 0, "tensors")
-        move = self._move(*pieces)
+        dim, (axis, order) = found
+        move = self._move(axis, order)
         sources = tensors if isinstance(tensors, (tuple, list)) else node.all_input_nodes[:1]
-        self._name_after(node, sources[0], [move])
+        self._name_after(node, sources[0], [move], along=dim)
         return Reordering(tuple(sources), (move,))
-
-    def _in_pieces(self, node: torch.fx.Node, name: str) -> tuple[Axis, Permutation] | None:
-        if name in _JOINS:
-            dim = argument(node, 1, "dim", 0) if name == "cat" else _JOINS[name]
-            return self._pieces.joined(node, dim % fake_value(node).dim())
-        if name == "stack":
-            return self._pieces.stacked(node)
-        if name in ("pad", "constant_pad_nd"):
-            return self._pieces.padded(node)
-        return self._pieces.cropped(node) if name in ("getitem", "narrow") else None
 
     def _turned(self, node: torch.fx.Node, name: str) -> Reordering | None:
         source = argument(node, 0, "input")
@@ -162,22 +163,28 @@ class Reorderings:
 
     def _written(self, node: torch.fx.Node, name: str) -> Reordering | None:
         """Values written to rows by their numbers, to all of them, or a piece of a value written to another place."""
-        target = argument(node, 0, "input")
-        value: Any = argument(node, _VALUES[name], "value")
-        value = next(
-            (node.kwargs[n] for n in ("source", "src", "values") if n in node.kwargs), value
-        )
-        dims = self.trace.dims(target)
-        if dims is None or not is_tensor(value):
+        pairs = list(targets_and_values(node))
+        if not pairs:
             return None
-        moves = [
-            Move(move.axis, inverse(move.order) or Named(node), move.length)
-            for move in self._by_numbers(dims, numbers_of(node, target))
-        ]
-        if name == "setitem":
-            moves += [self._move(*found) for found in self._pieces.written(node)]
+        target, value = pairs[0]
+        dims, values = self.trace.dims(target), tuple(value for _, value in pairs)
+        moves = [self._move(*found) for found in self._writes.moved(node)]
+        if name in VALUES and dims is not None:
+            moves += [
+                Move(move.axis, inverse(move.order) or Named(node), move.length)
+                for move in self._by_numbers(dims, numbers_of(node, target))
+            ]
+        if not moves:
+            return None
+        if name in SCATTERS:  # the rest is in place, which is not told apart
+            self._name_after(node, target, moves)
+            return Reordering((target, value), tuple(moves))
         adds = name in _ADDING or (name == "index_put" and argument(node, 3, "accumulate", False))
-        return Reordering((value,), tuple(moves), target if adds else None)
+        if name in SUMS:
+            values, adds = tuple(n for n in node.all_input_nodes if n is not target), True
+        elif name not in (*VALUES, "copy", "_foreach_copy"):
+            values = tuple(node.all_input_nodes)
+        return Reordering(values, tuple(moves), target if adds else None)
 
     def _by_numbers(self, dims: Dims, picked: Iterable[tuple[int, Any]]) -> list[Move]:
         moves = []
@@ -241,12 +248,20 @@ class Reorderings:
         return Move(self.atoms(axis), order, axis_size(axis))
 
     def _name_after(
-        self, node: torch.fx.Node, source: torch.fx.Node, moves: Iterable[Move]
+        self,
+        node: torch.fx.Node,
+        source: torch.fx.Node,
+        moves: Iterable[Move],
+        along: int | None = None,
     ) -> None:
-        """States that the axes that a node has and its source has not are those that were moved."""
+        """States that the axes that a node has and its source has not are those that were moved. along: a dimension."""
         before = frozenset[Atom]().union(*(move.axis for move in moves))
+        dims = self.trace.dims(node)
+        has = self.trace.atoms(node)
+        if along is not None and dims is not None:
+            has = set(atoms_of(dims[along]))
         if before:
-            self._name(self.trace.atoms(node) - self.trace.atoms(source), before)
+            self._name(has - self.trace.atoms(source), before)
 
     def _name_new_axes(self, node: torch.fx.Node) -> None:
         """Names axes that an operation makes after those of what it reads, dimension by dimension where it has as many."""

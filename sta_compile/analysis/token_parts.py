@@ -14,9 +14,18 @@ from .axes import Axis, Size, axis_size, resolve, same_size, segments_of, size_o
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .mask_spans import at_most, index_items, position_of
 from .token_streams import MIXING, TokenStreams, before_casts
+from .trace_index import SPLIT_DIMS, split_dim
 
 Place = tuple[torch.fx.Node, Size]  # a value, and where along its tokens a part begins
-_TUPLES = ("split", "chunk", "tensor_split", "split_with_sizes")
+_TUPLES = (
+    "split",
+    "chunk",
+    "tensor_split",
+    "split_with_sizes",
+    "unsafe_split",
+    "unsafe_chunk",
+    *SPLIT_DIMS,
+)
 
 
 class TokenParts:
@@ -116,7 +125,7 @@ class TokenParts:
     def _piece(self, split: torch.fx.Node, index: int) -> tuple[torch.fx.Node, int, Size] | None:
         value = argument(split, 0, "input")
         pieces = fake_value(split)
-        dim = argument(split, 2, "dim", 0) % fake_value(value).dim()
+        dim = split_dim(split)
         start: Size = 0
         for piece in pieces[: index % len(pieces)]:
             start = start + size_of(piece.shape[dim])

@@ -29,6 +29,17 @@ def slices(trace: DimTrace, x: Any, dim: int, pieces: Any) -> Traced | None:
     return out
 
 
+SPLIT_DIMS = {"vsplit": 0, "hsplit": 1, "dsplit": 2}
+
+
+def split_dim(node: torch.fx.Node) -> int:
+    """The dimension along which a `split`, `chunk`, `hsplit`, ... cuts."""
+    rank, name = int(fake_value(argument(node, 0, "input")).dim()), canonical_name(node)
+    if name in SPLIT_DIMS:
+        return min(SPLIT_DIMS[name], rank - 1)
+    return int(argument(node, 2, "dim", 0)) % rank
+
+
 def _bound(value: Any, total: Size, default: Size) -> Size | None:
     """A slice bound as a size counted from the start; None when it can't be known."""
     if value is None:

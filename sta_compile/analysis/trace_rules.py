@@ -25,7 +25,16 @@ from .axes import (
 )
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .trace_dims import DimTrace, Traced, broadcast, fresh_dims, operand, pointwise, shape_of
-from .trace_index import gather, getitem, index_select, narrow, select, slices, write_rows
+from .trace_index import (
+    gather,
+    getitem,
+    index_select,
+    narrow,
+    select,
+    slices,
+    split_dim,
+    write_rows,
+)
 from .trace_products import (
     attention,
     conv,
@@ -262,9 +271,7 @@ def _end_moved(axis: Axis, size: Size) -> Axis:
 
 
 def split(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
-    x = argument(node, 0, "input")
-    dim = argument(node, 2, "dim", 0)
-    return slices(trace, x, dim, fake_value(node))
+    return slices(trace, argument(node, 0, "input"), split_dim(node), fake_value(node))
 
 
 def unbind(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
@@ -352,7 +359,10 @@ _GROUPS: Sequence[tuple[Rule, str]] = (
     (stack, "stack"),
     (pad_sequence, "pad_sequence"),
     (pad, "pad constant_pad_nd"),
-    (split, "split chunk tensor_split split_with_sizes"),
+    (
+        split,
+        "split chunk tensor_split split_with_sizes unsafe_split unsafe_chunk hsplit vsplit dsplit",
+    ),
     (unbind, "unbind"),
     (getitem, "getitem"),
     (narrow, "narrow"),

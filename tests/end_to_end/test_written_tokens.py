@@ -1,0 +1,190 @@
+"""Tokens that are put together from pieces: written through views, by an index, after pointwise operations, and cropped.
+
+As in test_moved_tokens: the second attention is exact where a piece may be at another place than it was.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.end_to_end.moving import GRID, Body, C, H, Model, N, T, W, check
+
+
+def flat(x: Tensor) -> Tensor:
+    return x.flatten(1, 3)
+
+
+def grid(y: Tensor) -> Tensor:
+    return y.unflatten(1, GRID)
+
+
+def copied_to_views(model: Model, x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    y[:, 0].copy_(x[:, 2])
+    y.narrow(1, 1, 2).copy_(x[:, :2])
+    return model.attn[1](y)
+
+
+def added_to_views(model: Model, x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    for frame, other in zip(y.unbind(1), x.unbind(1)[::-1], strict=True):
+        frame.add_(other)
+    return model.attn[1](y)
+
+
+def copied_all_at_once(model: Model, x: Tensor) -> Tensor:
+    y = x.clone()
+    torch._foreach_copy_(list(y.chunk(2, 3)), list(x.chunk(2, 3))[::-1])
+    return model.attn[1](y)
+
+
+def written_after_pointwise(model: Model, x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    for i in range(T):
+        y[:, i] = F.gelu(x[:, T - 1 - i]) * 2
+    return model.attn[1](y)
+
+
+def written_to_rows_of_a_view(model: Model, x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    rows = y.flatten(1, 2)
+    rows[:, :H], rows[:, H:] = x.flatten(1, 2)[:, -H:], x.flatten(1, 2)[:, :-H]
+    return model.attn[1](y)
+
+
+def written_in_turn(model: Model, x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    y[:, :, :, ::2], y[:, :, :, 1::2] = x[:, :, :, : W // 2], x[:, :, :, W // 2 :]
+    return model.attn[1](y)
+
+
+def swapped_by_lists(model: Model, x: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, [0, 2]] = x[:, [2, 0]]
+    return model.attn[1](y)
+
+
+def picked_in_two_parts(model: Model, x: Tensor) -> Tensor:
+    first, last = model.shuffled.split(N // 2)
+    return model.attn[1](grid(torch.cat([flat(x)[:, first], flat(x).index_select(1, last)], 1)))
+
+
+def written_by_a_mask(model: Model, x: Tensor) -> Tensor:
+    y, even = torch.zeros_like(flat(x)), torch.arange(N) % 2 == 0
+    y[:, even], y[:, ~even] = flat(x)[:, : N // 2], flat(x)[:, N // 2 :]
+    return model.attn[1](grid(y + model.table))
+
+
+def crop_of_a_bigger_buffer(model: Model, x: Tensor) -> Tensor:
+    y = x.new_zeros(x.shape[0], T + 1, H, W, C)
+    y[:, 1:].copy_(x)
+    return model.attn[1](y[:, :-1])
+
+
+def crop_before_it_is_filled(model: Model, x: Tensor) -> Tensor:
+    buffer = x.new_zeros(x.shape[0], T + 1, H, W, C)
+    y = buffer[:, :-1]
+    buffer[:, 1:] = x
+    return model.attn[1](y)
+
+
+def frames_attended_one_by_one(model: Model, x: Tensor) -> Tensor:
+    """Each as a slice of all tokens, and put back from the last to the first."""
+    y = torch.empty_like(x)
+    for i, frame in enumerate(flat(x).split(H * W, 1)):
+        y[:, T - 1 - i] = F.scaled_dot_product_attention(frame, frame, frame).unflatten(1, (H, W))
+    return model.attn[1](y)
+
+
+def frames_scattered(model: Model, x: Tensor) -> Tensor:
+    y = torch.slice_scatter(x, x[:, :2], 1, 1, 3)
+    return model.attn[1](torch.select_scatter(y, x[:, 2], 1, 0))
+
+
+def columns_split(model: Model, x: Tensor) -> Tensor:
+    first, last = torch.hsplit(x.transpose(1, 3), 2)
+    return model.attn[1](torch.cat([last, first], 1).transpose(1, 3))
+
+
+def parts_flipped_alike(model: Model, x: Tensor) -> Tensor:
+    y = torch.cat([part.flip(3) for part in x.chunk(2, 3)], 3)
+    return model.attn[1](y).flip(3)
+
+
+MOVED = (
+    *(copied_to_views, added_to_views, copied_all_at_once, written_after_pointwise),
+    *(written_to_rows_of_a_view, written_in_turn, swapped_by_lists, picked_in_two_parts),
+    *(written_by_a_mask, crop_of_a_bigger_buffer, frames_scattered, columns_split),
+    *(parts_flipped_alike, crop_before_it_is_filled, frames_attended_one_by_one),
+)
+
+
+def each_frame_in_its_place(model: Model, x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    for i, frame in enumerate(x.unbind(1)):
+        y[:, i].copy_(F.linear(F.layer_norm(frame, (C,)), model.attn[0].qkv.weight[:C]))
+    return model.attn[1](y)
+
+
+def frames_convolved_one_by_one(model: Model, x: Tensor) -> Tensor:
+    kernel = torch.ones(C, 1, 3, 3)
+    maps = [F.conv2d(f.movedim(-1, 1), kernel, padding=1, groups=C) for f in x.unbind(1)]
+    return model.attn[1](torch.stack(maps, 2).movedim(1, -1))
+
+
+def first_frame_given(model: Model, x: Tensor) -> Tensor:
+    given = grid(model.table)[:, :1].expand(len(x), -1, -1, -1, -1)
+    y = torch.cat([given, x[:, 1:] * 2], 1)
+    y[:, 0].mul_(2)
+    return model.attn[1](y)
+
+
+def joint_buffer(model: Model, x: Tensor) -> Tensor:
+    """Video behind text, put together and taken apart again."""
+    y = x.new_zeros(len(x), 5 + N, C)
+    y[:, :5] = model.table[:, :5]
+    y[:, 5:] = flat(x)
+    return model.attn[1](grid(F.gelu(y)[:, 5:]))
+
+
+def halves_in_their_places(model: Model, x: Tensor) -> Tensor:
+    halves = [flat(half) * 2 for half in x.chunk(2, 3)]
+    return model.attn[1](torch.cat([half.unflatten(1, (T, H, W // 2)) for half in halves], 3))
+
+
+def channels_turned_in_place(model: Model, x: Tensor) -> Tensor:
+    y = x.clone()
+    y[..., : C // 2] = x[..., : C // 2] * 2 - x[..., C // 2 :]
+    y[..., C // 2 :].add_(x[..., : C // 2])
+    return model.attn[1](y)
+
+
+def picked_rows_in_their_places(model: Model, x: Tensor) -> Tensor:
+    y, some, even = flat(x).clone(), model.shuffled[:9], torch.arange(N) % 2 == 0
+    y[:, some] = flat(x)[:, some] * 2
+    y[:, [1, 4]] = y[:, [1, 4]] + y[:, 2:3]
+    y[:, even] = y[:, even] * 3
+    return model.attn[1](grid(y))
+
+
+def frames_between_others(model: Model, x: Tensor) -> Tensor:
+    """References before the video, and registers within, which are left out again."""
+    y = torch.cat([x[:, -1:], x, x[:, :1]], 1)[:, 1:-1]
+    y = torch.cat([flat(x)[:, :30], model.table[:, :2].expand(len(x), -1, -1), flat(y)[:, 30:]], 1)
+    return model.attn[1](grid(torch.cat([y[:, :30], y[:, 32:]], 1)))
+
+
+IN_PLACE = (
+    *(each_frame_in_its_place, first_frame_given, joint_buffer, halves_in_their_places),
+    *(channels_turned_in_place, picked_rows_in_their_places, frames_between_others),
+    frames_convolved_one_by_one,
+)
+CASES = [*((body, [0]) for body in MOVED), *((body, [0, 1, 2]) for body in IN_PLACE)]
+
+
+@pytest.mark.parametrize(("body", "windowed"), CASES, ids=[body.__name__ for body, _ in CASES])
+def test_windows_are_over_places_of_the_video(body: Body, windowed: list[int]) -> None:
+    check(body, windowed)
