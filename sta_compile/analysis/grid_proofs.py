@@ -47,6 +47,7 @@ class GridProofs:
         )
         output = next(iter(reversed(trace.view.gm.graph.nodes)))
         self._outputs = self._latents(output.all_input_nodes)
+        self._convolutions = [n for n in trace.values if canonical_name(n).startswith("conv")]
         # declared grids: one tuple of factors per token axis
         self._declared: dict[Axis, Axis] = {}
         self._positions = position_axes(trace)
@@ -99,10 +100,10 @@ class GridProofs:
 
     def embedded(self) -> Iterator[Axis]:
         """The grids that patch embeds make, whether any attention has them or not."""
-        for node, traced in self.trace.values.items():
+        for node in self._convolutions:
+            traced = self.trace.values[node]
             known = traced if isinstance(traced, tuple) else ()
-            made = any(isinstance(f, Atom) and f.origin for axis in known for f in axis)
-            if made and canonical_name(node).startswith("conv"):
+            if any(isinstance(f, Atom) and f.origin for axis in known for f in axis):
                 yield resolve(tuple(factor for axis in known[2:] for factor in axis))
 
     def is_shared_number(self, part: Axis) -> bool:
@@ -127,6 +128,11 @@ class GridProofs:
             return None
         factors = self._declared.setdefault(resolve(part), tuple(Atom(s) for s in self.declared))
         return GridAxis(part, factors, "option grid", "declared")
+
+    def is_declared(self, part: Axis) -> bool:
+        """Does the option say of these tokens that they are a grid, and nothing that it is another?"""
+        grid = self.grid_of(part)
+        return grid is not None and grid.contradicts is None and self._of_option(part) is not None
 
     def by_positions(self, part: Axis) -> GridAxis | None:
         factors = resolve(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def index_order(index: Any) -> Permutation:
     numbers = known_integers(base)
     if numbers is not None and all(isinstance(number, int) for number in numbers):
         return listed([number % len(numbers) for number in numbers])
-    sorted_by = _sorted(base)
+    sorted_by = _sorted(base, rising=True)
     if sorted_by is not None and _sorted(_before_spreading(sorted_by)) is not None:
         return Named(_before_spreading(sorted_by), inverse=True)
     return Named(base)
@@ -78,15 +79,28 @@ def _keeps_rows(index: torch.fx.Node, source: torch.fx.Node) -> bool:
     )
 
 
-def _sorted(index: torch.fx.Node) -> torch.fx.Node | None:
-    """What an index sorts, if it is all the places of something in another order: argsort(x), x.sort().indices."""
-    name = canonical_name(index)
-    if name == "argsort":
-        return argument(index, 0, "input")  # type: ignore[no-any-return]
-    source = index.args[0] if index.args else None
-    if name != "getitem" or not isinstance(source, torch.fx.Node) or index.args[1] != 1:
+def _sorted(index: torch.fx.Node, *, rising: bool = False) -> torch.fx.Node | None:
+    """What an index sorts, if it is all the places of something in another order: argsort(x), x.sort().indices.
+
+    rising: only if the least comes first.
+    """
+    name, sort = canonical_name(index), index
+    if name == "getitem" and isinstance(index.args[0], torch.fx.Node) and index.args[1] == 1:
+        sort = index.args[0]
+        name = canonical_name(sort)
+    if name != ("argsort" if sort is index else "sort"):
         return None
-    return argument(source, 0, "input") if canonical_name(source) == "sort" else None
+    source = argument(sort, 0, "input")
+    return None if rising and argument(sort, 2, "descending", False) else source
+
+
+def numbers_from(index: Any) -> list[torch.fx.Node]:
+    """The tensors that an index's numbers are in on their way, and what it sorts."""
+    found = []
+    while isinstance(index, torch.fx.Node):
+        found += [index, _before_spreading(index)]
+        index = _sorted(found[-1])
+    return found
 
 
 def index_of(node: torch.fx.Node, source: torch.fx.Node) -> Iterator[tuple[int, Any]]:
@@ -125,7 +139,10 @@ def takes_all(item: Any, size: Size) -> bool:
         return same_size(len(item), size)
     if not is_tensor(item):
         return same_size(size, 1)
-    return not _is_mask(item) and any(same_size(size_of(n), size) for n in fake_value(item).shape)
+    if _is_mask(item):
+        return False
+    sizes = [size_of(n) for n in fake_value(item).shape]
+    return any(same_size(n, size) for n in [*sizes, math.prod(sizes)])
 
 
 def _by_dimension(items: Sequence[Any], source: torch.fx.Node) -> Iterator[tuple[int, Any]]:

@@ -169,7 +169,8 @@ class GridInference:
         grid = self.grids.grid_of(parts[main])
         # Positions that were read from values are those of the tokens as they stand, whatever picked these.
         picked = grid is not None and grid.hint is None
-        if any(self._moved.operands(site, parts[main], picked=picked)):
+        declared = self.grids.is_declared(parts[main])
+        if any(self._moved.operands(site, parts[main], picked=picked, declared=declared)):
             return Refusal(site.name, MOVED.reason, MOVED.hint)
         return self._video(site, parts, main, keys) if of_latent else None
 
@@ -341,7 +342,7 @@ class GridInference:
 
     def _made_of_video(self, site: AttentionSite, *operands: torch.fx.Node) -> Refusal | None:
         """Attention over tokens that come from one video, in an order that is not known."""
-        for video in (*self.grids.embedded(), *self._videos):
+        for video in dict.fromkeys(map(resolve, (*self.grids.embedded(), *self._videos))):
             moved = self._moved.operands(site, video)
             made = all(self.streams.made_of(operand, video) for operand in operands)
             if all(moved) or (made and any(moved)):

@@ -11,7 +11,8 @@ channels of which some were moved, as by a temporal shift, once a product mixes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch.fx
@@ -20,6 +21,7 @@ from .attention_site import AttentionSite, Problem
 from .axes import Atom, Axis, atoms_of, resolve, same_size
 from .graph_view import argument, canonical_name, fake_value, is_inplace, is_parameter, is_tensor
 from .joins import joined_dim
+from .known_operators import may_move
 from .orders import Named, Turned, both, in_place
 from .reorderings import Move, Reordering, Reorderings
 from .token_parts import TokenParts
@@ -49,12 +51,13 @@ class Way(NamedTuple):
     """What was done to the tokens of an input of the graph on their way to a value.
 
     embedded: did they pass a product with weights? Tokens do, tables of positions don't.
-    beside: where tokens stand that were moved otherwise.
+    beside: where tokens stand that were moved otherwise. held: axes of the input along which the value has places.
     """
 
     moves: Moves = ()
     embedded: bool = False
     beside: frozenset[Beside] = frozenset()
+    held: frozenset[Atom] = frozenset()
 
 
 State = Mapping[torch.fx.Node, Way]  # by input of the graph
@@ -68,26 +71,52 @@ class MovedTokens:
         self._parts, self.trace, self.view = parts, parts.trace, parts.trace.view
         self._states: dict[torch.fx.Node, State] = {}
         self._reorderings: Reorderings | None = None
+        self._learned: set[torch.fx.Node] = set()
+        self._in_memory: defaultdict[int, list[torch.fx.Node]] = defaultdict(list)
+        self._unknown: set[torch.fx.Node] = set()  # operators that may have moved tokens
 
     def moved(
-        self, node: torch.fx.Node, part: Axis, *, picked: bool, projected: bool = False
+        self,
+        node: torch.fx.Node,
+        part: Axis,
+        *,
+        picked: bool,
+        projected: bool = False,
+        declared: bool = False,
     ) -> bool:
         """Are the tokens of a part of a value in other places than the video's?
 
-        picked: count picks by an index, too. projected: what reads the value mixes its channels first.
+        picked: count picks by an index, too. projected: what reads the value mixes its channels first. declared: somebody
+        says that they are at their places, which operators that nothing describes leave them at then.
         """
         if self._reorderings is None:
             self._reorderings = Reorderings(self._parts)
-            for _ in range(1 + bool(self.view.calls) if self._found else 0):
+            self._learned = self._weights()
+            for _ in range(1 + bool(self.view.calls)):
                 self._follow()  # twice: a body's inputs have states of later calls
-        along, ways = self._names.atoms(part), self._of(node).values()
-        tokens = [way for way in ways if way.embedded or projected] or ways
-        return any(_counts(way, along, picked, projected) for way in tokens)
+        along, state = self._names.atoms(part), self._of(node)
+        tokens = {source: way for source, way in state.items() if way.embedded or projected}
+        ways = (tokens or state).items()
+        # A product that sums over the tokens, as one with a permutation's matrix does, leaves no places.
+        if not state:
+            return any(self._of(n) for n in self.view.backwards(node))
+        placed = any(
+            along.isdisjoint(self._of(source)[source].held - way.held) for source, way in ways
+        )
+        believed = self._unknown if declared else ()
+        return not placed or any(
+            _counts(way, along, picked, projected, believed) for _, way in ways
+        )
 
-    def operands(self, site: AttentionSite, part: Axis, *, picked: bool = True) -> list[bool]:
+    def operands(
+        self, site: AttentionSite, part: Axis, *, picked: bool = True, declared: bool = False
+    ) -> list[bool]:
         """Are they in q, in k, in v?"""
         own = site.projections is not None
-        return [self.moved(n, part, picked=picked, projected=own) for n, _ in site.operands]
+        return [
+            self.moved(n, part, picked=picked, projected=own, declared=declared)
+            for n, _ in site.operands
+        ]
 
     def _follow(self) -> None:
         for node in self.view.nodes:
@@ -102,7 +131,8 @@ class MovedTokens:
         if self.view.is_root_input(node):
             value = fake_value(node)
             tokens = is_tensor(node) and value.is_floating_point() and value.dim() >= _TOKEN_RANK
-            return {node: Way()} if tokens and not is_parameter(node) else {}
+            held = self._names.atoms_of_value(node)
+            return {node: Way(held=held)} if tokens and not is_parameter(node) else {}
         if reordering is not None:
             return self._moved_by(node, reordering)
         name, picked = canonical_name(node), self.view.picks(node)
@@ -117,6 +147,12 @@ class MovedTokens:
         dim = joined_dim(node)
         across = () if dim is None else self._axis(node, dim)
         state = self._merged(node, read, sums=name in _SUMS, across=across)
+        unknown = node in self.trace.opaque and node not in self._names.in_place
+        if state and unknown and may_move(node):
+            self._unknown.add(node)
+            held = _union(map(self._names.atoms_of_value, (node, *read)))
+            move = Move(held, Named(node), 0)
+            state = {n: way._replace(moves=_after(way.moves, move)) for n, way in state.items()}
         return self._reduced(node, read, state) if state else state
 
     @property
@@ -171,16 +207,24 @@ class MovedTokens:
         moved = _union(move.axis for _, way in ways for move in way.moves)
         # A mean of tokens, or a scale for all of them, has no places.
         kinds = {way.moves for value, way in ways if way.moves or self._has_places(value, moved)}
-        embedded = any(way.embedded for _, way in ways)
-        beside = frozenset(each for _, way in ways for each in way.beside)
+        one = Way(
+            embedded=any(way.embedded for _, way in ways),
+            beside=frozenset(each for _, way in ways for each in way.beside),
+            held=_union(way.held for _, way in ways),
+        )
         if len(kinds) == 1:
-            return Way(kinds.pop(), embedded, beside)
-        if () in kinds and sums:
-            return Way((), embedded, beside)
+            return one._replace(moves=kinds.pop())
+        if () in kinds and sums and self._stays(ways):
+            return one
         if () in kinds and across and moved.isdisjoint(self._names.atoms(across)):
             side_by_side = Beside(frozenset(atoms_of(resolve(across))), moved)
-            return Way((), embedded, beside | {side_by_side})
-        return Way((Move(moved, Named(node), 0),), embedded, beside)
+            return one._replace(beside=one.beside | {side_by_side})
+        return one._replace(moves=(Move(moved, Named(node), 0),))
+
+    def _stays(self, ways: Sequence[tuple[torch.fx.Node | None, Way]]) -> bool:
+        """Has a value that was not moved places along all axes along which those have that were?"""
+        needed = _union(way.held for _, way in ways if way.moves)
+        return any(needed <= way.held for _, way in ways if not way.moves)
 
     def _has_places(self, value: torch.fx.Node | None, axes: frozenset[Atom]) -> bool:
         if value is None or not axes:
@@ -191,13 +235,13 @@ class MovedTokens:
         """What an operation leaves of moves whose axes it sums over, and of channels that it mixes."""
         name = canonical_name(node)
         product, sums = name in MIXING, not passed_on(node, list(read))
-        if node in self.trace.opaque or not (product or sums):
+        if (node in self.trace.opaque and name != "einsum") or not (product or sums):
             return state
         given = _union(self.trace.atoms(n) for n in read)
         lost = given - self.trace.atoms(node)
         if name.startswith("conv"):  # it makes all its axes
             lost = frozenset(atoms_of(self._axis(read[0], 1)))
-        held = self._names.atoms_of_value(node)
+        held, summed = self._names.atoms_of_value(node), self._summed(node, read)
         left = {}
         for source, way in state.items():
             moves = tuple(move for move in way.moves if product or move.axis & held)
@@ -205,11 +249,56 @@ class MovedTokens:
                 frames = self._frames_of(node)
                 moves = tuple(move for move in moves if not _begins_elsewhere(move, frames))
             beside = frozenset(each for each in way.beside if not each.along & lost)
-            left[source] = Way(moves, way.embedded or product, beside)
-        if product:  # tables of positions end here
-            tokens = {source for source, way in state.items() if way.embedded}
-            left = {source: way for source, way in left.items() if source in tokens or not tokens}
-        return left
+            left[source] = Way(moves, way.embedded or product, beside, way.held - summed)
+        if not product:
+            return left
+        # Tables of positions end here: values that were not embedded, beside tokens that were and have all their places.
+        tokens = [left[source].held for source, way in state.items() if way.embedded]
+        return {
+            source: way
+            for source, way in left.items()
+            if state[source].embedded or not any(way.held <= places for places in tokens)
+        }
+
+    def _summed(self, node: torch.fx.Node, read: Sequence[torch.fx.Node]) -> frozenset[Atom]:
+        """The axes that a product sums over, or that a sum leaves out; none where learned weights mix tokens."""
+        name = canonical_name(node)
+        if name == "einsum":
+            summed = _union(map(self._names.atoms, self._summed_letters(node, read[0])))
+        elif name not in MIXING:
+            lost = _union(self.trace.atoms(n) for n in read) - self.trace.atoms(node)
+            summed = _union(self._names.atoms((atom,)) for atom in lost)
+        else:
+            dims = self.trace.dims(read[0]) or ((),)
+            at = 1 if name.startswith("conv") else len(dims) - 1
+            summed, *kept = map(self._names.atoms, (dims[at], *dims[:at], *dims[at + 1 :]))
+            summed -= _union(kept)  # what is named after several axes is none of them
+        return summed if self._learned.isdisjoint(node.all_input_nodes) else frozenset()
+
+    def _summed_letters(self, einsum: torch.fx.Node, left: torch.fx.Node) -> Iterator[Axis]:
+        """The axes of the first operand whose letters the result has not."""
+        given, _, result = str(einsum.args[0]).replace(" ", "").partition("->")
+        letters = given.split(",")[0].replace("...", ".")
+        if not result or not isinstance(left, torch.fx.Node):
+            return
+        hidden = len(self.trace.dims(left) or ()) - len(letters.replace(".", ""))
+        spelled = letters.replace(".", "." * hidden)
+        for letter, axis in zip(spelled, self.trace.dims(left) or (), strict=False):
+            if letter not in result:
+                yield axis
+
+    def _weights(self) -> set[torch.fx.Node]:
+        """Values made of the model's parameters alone."""
+        found: set[torch.fx.Node] = set()
+        for node in self.view.nodes:
+            if self.view.is_root_input(node):
+                learned = is_parameter(node) and "_buffers_" not in node.name
+            else:
+                sources = self.view.producers(node)
+                learned = bool(sources) and found.issuperset(sources)
+            if learned:
+                found.add(node)
+        return found
 
     def _frames_of(self, embed: torch.fx.Node) -> frozenset[Atom]:
         """The axis of frames of a latent [batch, channels, frames, rows, cols] that a convolution embeds."""
@@ -237,13 +326,13 @@ class MovedTokens:
                 self._write_to(each, node, state)
 
     def _write_to(self, target: torch.fx.Node, node: torch.fx.Node, state: State) -> None:
-        memory, whole, left_out = (
-            set(storage_of(target)),
-            _fills_memory(target),
-            self._names.left_out(node),
-        )
-        for other in self.view.nodes[: self.view.position[node]]:
-            if other is not target and not memory.isdisjoint(storage_of(other)):
+        whole, left_out = _fills_memory(target), self._names.left_out(node)
+        if not self._in_memory:
+            for value in self.view.nodes:
+                for memory in storage_of(value):
+                    self._in_memory[memory].append(value)
+        for other in dict.fromkeys(n for m in storage_of(target) for n in self._in_memory[m]):
+            if other is not target and self.view.position[other] < self.view.position[node]:
                 self._states[other] = (
                     state if whole else self._merged(node, [other], more=state, across=left_out)
                 )
@@ -259,9 +348,19 @@ def _begins_elsewhere(move: Move, frames: frozenset[Atom]) -> bool:
     return move.axis == frames and isinstance(move.order, Turned) and move.order.sign == 1
 
 
-def _counts(way: Way, along: frozenset[Atom], picked: bool, projected: bool) -> bool:
-    """Is a way one of tokens in another order along these axes?"""
-    moves = [move for move in way.moves if move.axis & along]
+def _counts(
+    way: Way,
+    along: frozenset[Atom],
+    picked: bool,
+    projected: bool,
+    believed: Collection[torch.fx.Node],
+) -> bool:
+    """Is a way one of tokens in another order along these axes? believed: operators that moved nothing."""
+    moves = [
+        move
+        for move in way.moves
+        if move.axis & along and not (isinstance(move.order, Named) and move.order.by in believed)
+    ]
     by_index = [isinstance(m.order, Named) and _is_index(m.order.by) for m in moves]
     return (
         not all(by_index)

@@ -10,6 +10,8 @@ before, between and behind them, if they follow each other as they did. Where a 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch.fx
 
 from .axes import Axis, Size, axis_size, same_size, size_of
@@ -27,6 +29,7 @@ from .positions import (
     line,
     size_of_layout,
 )
+from .token_parts import before_picking
 from .trace_dims import shape_of
 from .trace_positions import TracedPositions
 
@@ -40,7 +43,8 @@ def put_together(positions: TracedPositions, node: torch.fx.Node) -> tuple[int, 
     name = canonical_name(node)
     if name not in _TOGETHER or not is_tensor(node):
         return None
-    cut, along = name in ("getitem", "narrow"), joined_dim(node)
+    cut = name in ("getitem", "narrow")
+    changed = _changed_dims(positions, node)
     special = _cropped_padding(positions, node) if cut else None
     if special is None and name == "stack":
         special = _in_turn(positions, node)
@@ -48,12 +52,25 @@ def put_together(positions: TracedPositions, node: torch.fx.Node) -> tuple[int, 
         return special
     places = positions.of(node)
     for dim, factors in enumerate(() if places is None else places.dims):
-        # Along other dimensions a join leaves what it joins as it was.
-        if places is not None and factors and along in (None, dim):
+        if places is not None and factors and (changed is None or dim in changed):
             found = order_of(line(places, dim, node), node, parts=not cut)
             if found is not None:
                 return dim, found
     return None
+
+
+def _changed_dims(positions: TracedPositions, node: torch.fx.Node) -> Collection[int] | None:
+    """The dimensions along which an operation puts together or cuts; along others it leaves a value as it was."""
+    joined, cut = joined_dim(node), positions.parts.cut(node)
+    if joined is not None:
+        return (joined,)
+    if cut is not None:
+        source, dim, _ = cut
+        return () if same_size(shape_of(source)[dim], shape_of(node)[dim]) else (dim,)
+    if canonical_name(node) in ("pad", "constant_pad_nd"):
+        rank, amounts = fake_value(node).dim(), argument(node, 1, "pad")
+        return range(rank - len(amounts) // 2, rank)
+    return () if canonical_name(before_picking(node)) == "unbind" else None
 
 
 def order_of(layout: Layout, node: torch.fx.Node, *, parts: bool = True) -> Found | None:

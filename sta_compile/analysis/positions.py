@@ -10,6 +10,7 @@ these factors, outermost first, as an axis has factors.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -114,7 +115,7 @@ def merged(factors: Factors, node: torch.fx.Node) -> Layout:
     """One layout of several; node: what needs it, which stands for positions that are in no row."""
     outer, *inner = factors or ((Segment(1),),)
     for layout in inner:
-        outer = _product(outer, layout, node)
+        outer = _product(outer, tuple(joined(layout)), node)
     return outer
 
 
@@ -317,16 +318,37 @@ def _together(first: Segment, second: Segment) -> Segment | None:
 
 def beside(layouts: Sequence[Layout], node: torch.fx.Node, *, sums: bool) -> Layout:
     """What positions have of which several values are combined. sums: they are there where any of them is."""
-    leading = max(layouts, key=len)
-    out, place = [], _zero()
-    for segment in leading:
-        pieces: list[Piece] = []
-        for layout in layouts:
-            own = [segment] if layout is leading else taken(layout, place, segment.size, 1, node)
-            pieces += [p for s in own for p in (s.pieces if len(own) == 1 else _unknown(own, node))]
-        out.append(Segment(segment.size, together(pieces, node, sums=sums)))
-        place = place + segment.size
+    out = []
+    for stretch in _stretches(layouts):
+        leading = max(stretch, key=len)
+        place = _zero()
+        for segment in leading:
+            pieces: list[Piece] = []
+            for layout in stretch:
+                own = layout
+                if layout is leading:
+                    own = (segment,)
+                elif len(leading) > 1:
+                    own = taken(layout, place, segment.size, 1, node)
+                pieces += own[0].pieces if len(own) == 1 else _unknown(own, node)
+            out.append(Segment(segment.size, together(pieces, node, sums=sums)))
+            place = place + segment.size
     return tuple(out)
+
+
+def _stretches(layouts: Sequence[Layout]) -> Iterator[list[Layout]]:
+    """Layouts of equal size in the shortest stretches at whose end each of them has a segment's end."""
+    starts = [0] * len(layouts)
+    ends = [list(itertools.accumulate(s.size for s in layout)) for layout in layouts]
+    for n, end in enumerate(ends[0], 1):
+        stops = [next((i for i, e in enumerate(own, 1) if same_size(e, end)), 0) for own in ends]
+        if all(stops):
+            stops[0] = n
+            yield [layout[a:b] for layout, a, b in zip(layouts, starts, stops, strict=True)]
+            starts = stops
+    left = [layout[a:] for layout, a in zip(layouts, starts, strict=True) if layout[a:]]
+    if left:  # sizes that are not known to be equal
+        yield left
 
 
 def together(pieces: Iterable[Piece], node: torch.fx.Node, *, sums: bool) -> Pieces:

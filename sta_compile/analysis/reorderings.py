@@ -30,11 +30,12 @@ from .axes import (
     size_of,
 )
 from .graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor
-from .index_order import index_order, numbers_of, takes_all
+from .index_order import index_order, numbers_from, numbers_of, takes_all
 from .orders import FLIPPED, Named, Permutation, Turned, in_place, inverse
 from .pieces import put_together
 from .token_parts import TokenParts
-from .token_streams import before_casts, passed_on
+from .token_streams import MIXING, before_casts, passed_on
+from .token_values import storage_of, written_storages
 from .trace_index import is_index
 from .trace_positions import SUMS, TracedPositions
 from .written_pieces import SCATTERS, VALUES, WrittenPieces, targets_and_values
@@ -80,14 +81,22 @@ class Reorderings:
         self._writes = WrittenPieces(self._positions)
         # Atoms of new axes -> those of the axes that an operation made them of.
         self._before: dict[Atom, frozenset[Atom]] = {}
+        self._known: set[Atom] = set()  # of tokens so far
+        self._changed = set(written_storages(self.trace.view))
         self.found: dict[torch.fx.Node, Reordering] = {}
+        # Operations that might have moved something, and did not.
+        self.in_place: set[torch.fx.Node] = set()
         for node in self.trace.view.nodes:
             self._name_new_axes(node)
             reordering = self._of(node)
             if reordering is not None and reordering.moves:
                 self.found[node] = reordering
+            elif reordering is not None:
+                self.in_place.add(node)
             moves = () if reordering is None or reordering.onto is not None else reordering.moves
             self._positions.follow(node, partial(self._is_along, moves) if moves else None)
+            if node in self._positions.values:
+                self._known |= self.trace.atoms(node)
 
     def _is_along(self, moves: Iterable[Move], axis: Axis) -> bool:
         return any(move.axis & self.atoms(axis) for move in moves)
@@ -147,7 +156,7 @@ class Reorderings:
             along = dims if dim is None else (dims[dim],)
             axis = tuple(factor for each in along for factor in each)
             moves.append(self._move(axis, order or Named(node)))
-        return Reordering((source,), tuple(moves))
+        return Reordering((source,), tuple(m for m in moves if not in_place(m.order, m.length)))
 
     def _read(self, node: torch.fx.Node, name: str) -> Reordering | None:
         """Rows by their numbers, as many as there are."""
@@ -157,7 +166,7 @@ class Reorderings:
         dims = self.trace.dims(source)
         if dims is None:
             return None
-        moves = self._by_numbers(dims, numbers_of(node, source))
+        moves = self._by_numbers(node, dims, numbers_of(node, source))
         self._name_after(node, source, moves)
         return Reordering((source,), tuple(moves)) if moves else None
 
@@ -172,7 +181,7 @@ class Reorderings:
         if name in VALUES and dims is not None:
             moves += [
                 Move(move.axis, inverse(move.order) or Named(node), move.length)
-                for move in self._by_numbers(dims, numbers_of(node, target))
+                for move in self._by_numbers(node, dims, numbers_of(node, target))
             ]
         if not moves:
             return None
@@ -186,12 +195,20 @@ class Reorderings:
             values = tuple(node.all_input_nodes)
         return Reordering(values, tuple(moves), target if adds else None)
 
-    def _by_numbers(self, dims: Dims, picked: Iterable[tuple[int, Any]]) -> list[Move]:
+    def _by_numbers(
+        self, node: torch.fx.Node, dims: Dims, picked: Iterable[tuple[int, Any]]
+    ) -> list[Move]:
         moves = []
         for dim, index in picked:
             if dims[dim] and takes_all(index, axis_size(dims[dim])):
-                moves.append(self._move(dims[dim], index_order(index)))
+                order = Named(node) if self._changes(index) else index_order(index)
+                moves.append(self._move(dims[dim], order))
         return [move for move in moves if not in_place(move.order, move.length)]
+
+    def _changes(self, index: Any) -> bool:
+        """Are an index's numbers changed in place, so that a tensor has several orders?"""
+        memory = {m for numbers in numbers_from(index) for m in storage_of(numbers)}
+        return not memory.isdisjoint(self._changed)
 
     def _shuffled(self, node: torch.fx.Node, name: str) -> Reordering | None:
         """Elements from anywhere, along one dimension or along all."""
@@ -264,9 +281,13 @@ class Reorderings:
             self._name(has - self.trace.atoms(source), before)
 
     def _name_new_axes(self, node: torch.fx.Node) -> None:
-        """Names axes that an operation makes after those of what it reads, dimension by dimension where it has as many."""
-        trace = self.trace
-        if node.op == "placeholder" or not (node in trace.opaque or trace.invented.get(node)):
+        """Names axes that an operation makes after those of what it reads, dimension by dimension where it has as many.
+
+        A product makes those that only its right side has: x.mT @ matrix has tokens where the matrix has columns.
+        """
+        trace, product = self.trace, canonical_name(node) in MIXING
+        makes = product or node in trace.opaque or trace.invented.get(node)
+        if node.op == "placeholder" or not makes:
             return
         sources = trace.view.producers(node)
         read = [n for n in passed_on(node, sources) or sources if trace.dims(n) is not None]
@@ -274,13 +295,18 @@ class Reorderings:
             return
         source = max(read, key=lambda n: len(trace.dims(n) or ()))
         dims = trace.dims(source) or ()
-        new = trace.atoms(node).difference(*map(trace.atoms, sources))
+        given = [source] if product else sources
+        new = trace.atoms(node).difference(self._known, *map(trace.atoms, given))
+        named = set() if product else self._before.keys()
         lost = tuple(trace.atoms(source) - trace.atoms(node))
         for made in trace.tensors(node):
             for position, axis in enumerate(made):
-                before = self.atoms(dims[position] if len(made) == len(dims) else lost)
-                if before:
-                    self._name(new & set(atoms_of(axis)) - self._before.keys(), before)
+                same_rank = len(made) == len(dims)
+                before = self.atoms(dims[position] if same_rank else lost)
+                # What is beside the axis that was there is something else: padding.
+                padded = same_rank and set(atoms_of(axis)) & set(atoms_of(dims[position]))
+                if before and not padded:
+                    self._name(new & set(atoms_of(axis)) - named, before)
 
     def _name(self, atoms: Iterable[Atom], before: frozenset[Atom]) -> None:
         for atom in atoms:

@@ -7,6 +7,7 @@ as many tokens as the video that shares its table of positions.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch.fx
 
@@ -237,7 +238,12 @@ def passed_on(node: torch.fx.Node, sources: list[torch.fx.Node]) -> list[torch.f
     if operands is not None:
         return [operands.q]
     first = {"matmul": 0, "bmm": 0, "mm": 0, "baddbmm": 1, "addmm": 1, "einsum": 1}.get(name)
-    return sources if first is None or len(node.args) <= first else [node.args[first]]  # type: ignore[list-item]
+    if first is None or len(node.args) <= first:
+        return sources
+    left: Any = node.args[first]
+    if isinstance(left, torch.fx.Node) and is_parameter(before_casts(left)):  # weights on the left
+        return [source for source in sources if source is not left]
+    return [left]
 
 
 def _contains(axis: Axis, wanted: Axis) -> bool:
