@@ -95,6 +95,19 @@ __device__ __forceinline__ void sync_warpgroups() {
   asm volatile("bar.sync %0, %1;" ::"n"(kCount + 1), "n"(kCount * 128) : "memory");
 }
 
+// All threads of a block of kThreads, from any place in the code. The second one counts those whose predicate is true.
+template <int kThreads>
+__device__ __forceinline__ void sync_block() {
+  asm volatile("bar.sync 8, %0;" ::"n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ __forceinline__ int count_of_block(bool mine) {
+  int count;
+  asm volatile("{\n.reg .pred in;\nsetp.ne.b32 in, %1, 0;\nbar.red.popc.u32 %0, 8, %2, in;\n}"
+               : "=r"(count) : "r"(static_cast<int>(mine)), "n"(kThreads) : "memory");
+  return count;
+}
+
 // Of a warpgroup, from those that a launch gives to all.
 template <int registers>
 __device__ __forceinline__ void take_registers() {

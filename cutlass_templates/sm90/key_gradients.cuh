@@ -175,7 +175,7 @@ struct QuerySummer {
 #pragma unroll 1
       for (int part = 0; part < kParts; part++) {
         multiply(j % 2, part * kPart);
-        if (part == kParts - 1 && lane == 0) arrive(s.ds_empty[j % 2]);
+        if (part == kParts - 1) arrive(s.ds_empty[j % 2]);
         // The other parts' additions may still read theirs.
         if (adds) finish_reading<kParts - 1>();
         sync_warpgroup(2);
@@ -225,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(sta::kQuerySum ? 512 : 384, 1) sta_
     s.list.init_barriers();
     for (int i = 0; i < 2; i++) {
       init(s.ds_full[i], 8);
-      init(s.ds_empty[i], 1);
+      init(s.ds_empty[i], 128);  // every thread has read the rows of the step before
     }
     for (int i = 0; i < kStages; i++) {
       init(s.q_full[i], 33);  // the loads, and each lane's part of the statistics

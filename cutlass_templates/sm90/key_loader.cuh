@@ -12,7 +12,7 @@ constexpr int kScores = kKeys / 2, kOutputs = kHeadDim / 2;  // registers of a t
 
 // Apart from the stages of keys and values, whose alignment would pad it.
 struct KeyState {
-  Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages], v_loaded;
+  Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages], v_loaded, seen_empty[kStages];
   GroupList<kKeys / kGroup> list;
   int blocks, rest_blocks;
   bool shared;  // all warpgroups take the first one's rows, and different blocks of keys
@@ -27,11 +27,12 @@ struct KeyState {
     }
   }
 
-  // readers: warpgroups that say when a block is no longer needed.
+  // readers: warpgroups that say when a block is no longer needed, and each thread of them that it has read `seen`.
   __device__ __forceinline__ void init_releases(int readers) {
     for (int i = 0; i < kStages; i++) {
       init(k_empty[i], readers);
       init(v_empty[i], readers);
+      init(seen_empty[i], readers * 128);
     }
   }
 };
@@ -176,6 +177,7 @@ struct KeyLoader {
       for (int i = 0; i < (kGroups + 1) / 2; i++)
         words[i] = __shfl_sync(~0u, mine.seen, 2 * i) | __shfl_sync(~0u, mine.seen, 2 * i + 1) << kGroup;
       wait(s.k_empty[stage], parity);
+      wait(s.seen_empty[r % kStages], r / kStages % 2 ^ 1);
       // The lane that arrives writes them: an arrival orders the writes of its own thread.
       if (leader) {
 #pragma unroll
@@ -226,6 +228,7 @@ __device__ __forceinline__ long long first_row(Problem const& p, Work const& wor
 // compute, and each block of keys is one's; `shared` tells them.
 template <bool kClearKeys, bool kShares, int kLoaderRegisters, int kRegisters, class Source, class S, class LoadQueries, class Compute>
 __device__ __forceinline__ void run_block(Problem const& problem, Source const& source, S& s, LoadQueries load_queries, Compute compute) {
+  constexpr int kThreads = 128 * (kWarpgroups + 1);
   Work const work = work_of(problem, blockIdx.x);
   // The shuffle tells the compiler that it is the same in a warp, which keeps descriptors in uniform registers.
   int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
@@ -241,30 +244,30 @@ __device__ __forceinline__ void run_block(Problem const& problem, Source const& 
       }
       KeyLoader<kClearKeys, Source> loader(problem, source, s.keys, work, keys);
       loader.start();
-      int const active = __syncthreads_count(0);
+      int const active = count_of_block<kThreads>(false);
       if (active == 0) return loader.abandon();
       if (threadIdx.x == 0) {
         s.keys.shared = kShares && active == 1 && loader.walk.blocks + loader.walk.rest_blocks >= 2 * kWarpgroups;
         s.keys.init_releases(s.keys.shared ? kWarpgroups : active);
         fence_init();
       }
-      __syncthreads();
+      sync_block<kThreads>();
       load_queries(active, work);
       if (threadIdx.x == 0) arrive(s.q_full);
       loader.load_all();
     } else {
       if (threadIdx.x == 32) s.keys.list.init_barriers();
-      int const active = __syncthreads_count(0);
+      int const active = count_of_block<kThreads>(false);
       if (active == 0) return;
-      __syncthreads();
+      sync_block<kThreads>();
       if (warp == 1) list_keys(s.keys, keys);
     }
     return;
   }
   WarpRows const rows = take_rows(problem, work, warp - 4, s.first);
-  int const active = __shfl_sync(~0u, __syncthreads_count(threadIdx.x % 128 == 0 && rows.count > 0), 0);
+  int const active = __shfl_sync(~0u, count_of_block<kThreads>(threadIdx.x % 128 == 0 && rows.count > 0), 0);
   if (active == 0) return;  // a group of smaller tiles needs fewer blocks
-  __syncthreads();
+  sync_block<kThreads>();
   take_registers<kRegisters>();
   int const id = warpgroup - 1;
   int const blocks = __shfl_sync(~0u, s.keys.blocks, 0), all = blocks + __shfl_sync(~0u, s.keys.rest_blocks, 0);

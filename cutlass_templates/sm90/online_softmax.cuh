@@ -100,7 +100,7 @@ struct Consumer {
       int const stage = j % kStages, parity = j / kStages % 2;
       if constexpr (kShared) {
         if (j % kWarpgroups != id) {
-          pass_block(s.keys, id, lane, stage, parity);
+          pass_block<kRest>(s.keys, id, lane, j - first, stage, parity);
           continue;
         }
       }
@@ -118,8 +118,7 @@ struct Consumer {
         renew_top();
         sums = exponentiate();
       }
-      // All four warps have read which keys count.
-      if constexpr (kRest) sync_warpgroup(id);
+      if constexpr (kRest) arrive(s.keys.seen_empty[(j - first) % kStages]);
       release(s.keys.k_empty[stage]);
       take_weights(sums);
       wait(s.keys.v_full[stage], parity);

@@ -119,7 +119,7 @@ struct Consumer {
       int const stage = j % kStages, parity = j / kStages % 2;
       if constexpr (kShared) {
         if (j % kWarpgroups != id) {
-          pass_block(s.keys, id, lane, stage, parity);
+          pass_block<kRest>(s.keys, id, lane, j - first, stage, parity);
           continue;
         }
       }
@@ -127,7 +127,7 @@ struct Consumer {
       multiply_keys(kShared ? 0 : id, stage);
       if constexpr (kRest) {
         hide_unseen(s.keys.seen[stage], lane, scores);
-        sync_warpgroup(id);  // all four warps have read which keys count
+        arrive(s.keys.seen_empty[(j - first) % kStages]);
       }
       release(s.keys.k_empty[stage]);
       float2 const best = weigh();

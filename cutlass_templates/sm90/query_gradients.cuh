@@ -53,7 +53,7 @@ struct QueryConsumer {
       pin(scores);
       if constexpr (kRest) {
         hide_unseen(s.keys.seen[stage], lane, scores);
-        sync_warpgroup(id);  // all four warps have read which keys count
+        arrive(s.keys.seen_empty[(j - first) % kStages]);
       }
 #pragma unroll
       for (int i = 0; i < kScores; i++) scores[i] = exp2_approx(fmaf(scores[i], scale, -statistics[i / 2 % 2].x));

@@ -5,10 +5,13 @@
 
 namespace sta {
 
-// A block of another warpgroup. All threads see each phase of a barrier: a wait can't tell one from the next but one.
-__device__ __forceinline__ void pass_block(KeyState& keys, int id, int lane, int stage, int parity) {
+// A block of another warpgroup. All threads see each phase of a barrier: a wait can't tell one from the next but one. r: counts
+// the blocks of the rest.
+template <bool kRest>
+__device__ __forceinline__ void pass_block(KeyState& keys, int id, int lane, int r, int stage, int parity) {
   wait(keys.k_full[stage], parity);
   wait(keys.v_full[stage], parity);
+  if constexpr (kRest) arrive(keys.seen_empty[r % kStages]);
   sync_warpgroup(id);
   if (lane == 0) {
     arrive(keys.k_empty[stage]);
