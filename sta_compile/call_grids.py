@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from . import _torch
 from .analysis.axes import Atom, Axis, axis_size, segments_of
-from .analysis.graph_view import fake_value, is_parameter
+from .analysis.graph_view import fake_value, is_parameter, is_tensor
 from .analysis.grid_axis import IN_ORDER, GridAxis
 from .analysis.infer_grid import GridInference
 from .grid_plan import known_shape
-from .ir.known_tokens import Doubt, Leaving, LeavingTokens, OtherSequence
+from .ir.known_tokens import Doubt, Leaving, LeavingTokens, OtherSequence, PassedTokens
 from .seen_tokens import may_be_tokens, may_be_video
 from .settings import Settings
 
@@ -91,10 +91,42 @@ def specialise_inputs(
                 _torch.specialise(size.node.expr, env)
 
 
-def leaving_of(gm: torch.fx.GraphModule, inference: GridInference) -> Leaving:
-    """What is shown of the token axes that leave a graph; symbolic grids become numbers, with a guard."""
+def leaving_of(gm: torch.fx.GraphModule, inference: GridInference, *, told: bool = True) -> Leaving:
+    """What is shown of the token axes that leave a graph; symbolic grids become numbers, with a guard.
+
+    told: it was told what is known of those that come in, as is one with attention. Another passes on what is known of them.
+    """
     tokens = tuple(_leaving_tokens(gm, inference))
-    return Leaving(tokens, tuple(dict.fromkeys(_parts_leaving(gm, inference))))
+    shown = {(t.output, t.dim) for t in tokens}
+    passed = () if told else _passed_tokens(inference)
+    return Leaving(
+        tokens,
+        tuple(dict.fromkeys(_parts_leaving(gm, inference))),
+        tuple(each for each in passed if (each.output, each.dim) not in shown),
+    )
+
+
+def _passed_tokens(inference: GridInference) -> Iterator[PassedTokens]:
+    """Axes of tokens that inputs have, and that leave a graph in their order."""
+    trace, streams = inference.trace, inference.streams
+    nodes = trace.view.gm.graph.nodes
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    values = next(iter(reversed(nodes))).args[0]
+    for output, node in enumerate(values if isinstance(values, (tuple, list)) else ()):
+        if not isinstance(node, torch.fx.Node) or not is_tensor(node):
+            continue
+        sources = [n for n in streams.inputs_of(node) if may_be_tokens(fake_value(n))]
+        for dim, axis in enumerate((trace.dims(node) or ())[:-1]):
+            holding = [n for n in sources if axis and streams.holds(n, axis)]
+            places = [
+                (inputs.index(n), d)
+                for n in holding
+                for d, other in enumerate(trace.dims(n) or ())
+                if other == axis
+            ]
+            whole = bool(places) and len(places) == len(holding)
+            if whole and not inference.moved(node, axis, in_all=True):
+                yield PassedTokens(output, dim, tuple(places))
 
 
 def _parts_leaving(gm: torch.fx.GraphModule, inference: GridInference) -> Iterator[int]:
@@ -123,7 +155,12 @@ def _leaving_tokens(gm: torch.fx.GraphModule, inference: GridInference) -> Itera
                 for part, shape in zip(parts, shapes, strict=True)
             ]
             symbolic = sum(not isinstance(size, int) for size in sizes)
-            if symbolic > 1 or not any(shapes):
+            if symbolic > 1:
+                continue
+            if not any(shapes):
+                alone = len(parts) == 1 and dim < 2 and may_be_tokens(fake_value(node))
+                if alone and inference.came_moved(node, axis):
+                    yield LeavingTokens(output, dim, Doubt.MOVED)
                 continue
             known: Any = tuple(
                 (size if isinstance(size, int) else None, shape)
@@ -134,8 +171,15 @@ def _leaving_tokens(gm: torch.fx.GraphModule, inference: GridInference) -> Itera
             if any(g is not None and inference.moved(node, g.axis) for g in grids):
                 known = Doubt.MOVED
             own = any(g is not None and not inference.is_told(g) for g in grids)
-            sources = inference.streams.inputs_of(node) if own else []
-            places = tuple(inputs.index(n) for n in sources if may_be_video(fake_value(n)))
+            told = [g.axis for g in grids if g is not None]
+            # A table of positions, or one row for each token, may have told of the axis of tokens beside it.
+            may_be_moved = may_be_video if own else may_be_tokens
+            places = tuple(
+                inputs.index(n)
+                for n in inference.streams.inputs_of(node)
+                if may_be_moved(fake_value(n))
+                and (own or any(inference.streams.holds(n, axis) for axis in told))
+            )
             yield LeavingTokens(output, dim, known, places)
 
 

@@ -31,6 +31,7 @@ from .ir.known_tokens import (
     Known,
     Leaving,
     OtherSequence,
+    PassedTokens,
     Segments,
     Told,
     agreed,
@@ -166,6 +167,25 @@ class ModelCall:
                 self.seen.state(tensor, tokens.dim, tokens.of(n))
             self._state(dict(by_number(n, tokens.of(n))))
         self._state(dict.fromkeys(leaving.parts, Doubt.PARTS))
+
+    def passing(
+        self, passed: Iterable[PassedTokens], args: Sequence[Any]
+    ) -> list[tuple[PassedTokens, Segments | Doubt]]:
+        """A graph without attention runs with these: what is known of tokens that leave it as they came in."""
+        passed = tuple(passed)
+        given = list(dict.fromkeys(i for each in passed for i, _ in each.inputs))
+        told = dict(zip(given, map(dict, self.told([args[i] for i in given])), strict=True))
+        found = []
+        for each in passed:
+            first, *others = (told[i].get(dim) for i, dim in each.inputs)
+            in_order = first is not None and not isinstance(first, Doubt)
+            if any(other != first for other in others):
+                continue
+            if first is not None and (in_order or first in (Doubt.MOVED, Doubt.ORDER)):
+                found.append((each, first))
+                for i, dim in each.inputs:
+                    self.seen.state(args[i], dim, first)
+        return found
 
     def _state(self, grids: Known) -> None:
         for tokens, known in grids.items():
@@ -313,6 +333,7 @@ class GraphInCall:
             call.believe([args[i] for i in self.report.asked])
             warn_once.say_for_another(self.report, call.model)
         known = [] if call is None else [call.knows(x) for x in args]
+        passed = [] if call is None else call.passing(self.report.leaving.passed, args)
         out = self.compiled(*args, *self._flags(call))
         if call is None:
             return out
@@ -320,6 +341,8 @@ class GraphInCall:
             out = tree_map_only(torch.Tensor, torch.clone, out)
         call.state_others(self.report.beside, args, out)
         call.state_leaving(self.report.leaving, known, out)
+        for tokens, segments in passed:
+            call.seen.state(out[tokens.output], tokens.dim, segments)
         return out
 
     def _flags(self, call: ModelCall | None) -> tuple[torch.Tensor, ...]:

@@ -149,7 +149,7 @@ def _rewrite(
     with report.stage("find noise level"):
         noise = plan_noise(trace.view, settings, example_inputs, root, remember=remember, call=call)
     if call is not None:
-        report.leaving = leaving_of(gm, facts.inference)
+        report.leaving = leaving_of(gm, facts.inference, told=bool(report.asked))
         report.beside = other_sequences(facts.inference)
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     hints = [hint for plan in planned if (hint := plan.checked_hint) is not None]

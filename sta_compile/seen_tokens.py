@@ -80,7 +80,10 @@ def memory_of(tensor: Tensor) -> int | None:
 
 def may_be_tokens(tensor: Tensor) -> bool:
     """Is it [batch, tokens, features], or tokens first?"""
-    return tensor.is_floating_point() and tensor.dim() == 3 and tensor.shape[-1] > COLUMNS
+    if not tensor.is_floating_point() or tensor.dim() != 3:
+        return False
+    features = tensor.shape[-1]
+    return not isinstance(features, int) or features > COLUMNS
 
 
 def may_be_video(tensor: Tensor) -> bool:

@@ -9,7 +9,7 @@ order; the mask is absent or leaves all keys of the video to its queries.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +71,11 @@ class VideoAttention:
     site: AttentionSite
     grid: GridAxis
     tokens: Tokens
+
+
+def _doubtful(site: AttentionSite, doubt: Doubt) -> Refusal:
+    problem, seen = REASONS[doubt], doubt is not Doubt.UNSEEN
+    return Refusal(site.name, problem.reason, problem.hint, over_grid=seen)
 
 
 def same_axis(a: Axis, b: Axis) -> bool:
@@ -170,6 +175,10 @@ class GridInference:
         # Positions that were read from values are those of the tokens as they stand, whatever picked these.
         picked = grid is not None and grid.hint is None
         declared = self.grids.is_declared(parts[main])
+        grave = (Doubt.MOVED, Doubt.ORDER) if declared else tuple(REASONS)
+        in_doubt = self._in_doubt(site, parts[main], grave if picked else (Doubt.MOVED,))
+        if in_doubt is not None:
+            return in_doubt
         if any(self._moved.operands(site, parts[main], picked=picked, declared=declared)):
             return Refusal(site.name, MOVED.reason, MOVED.hint)
         return self._video(site, parts, main, keys) if of_latent else None
@@ -297,20 +306,41 @@ class GridInference:
                 return whole == keys and any(self.grids.grid_of(key) is not None for key in keys)
         return False
 
-    def moved(self, node: torch.fx.Node, part: Axis) -> bool:
-        """Do the tokens of a part of a value stand in another order than the video's?"""
-        return self._moved.moved(node, part, picked=True)
+    def moved(self, node: torch.fx.Node, part: Axis, *, in_all: bool = False) -> bool:
+        """Do the tokens of a part of a value stand in another order than the video's?
+
+        in_all: or those of anything that it is made of, embedded or not?
+        """
+        mixed = in_all and self._moved.moved(node, part, picked=True, projected=True)
+        return mixed or self._moved.moved(node, part, picked=True)
+
+    def came_moved(self, node: torch.fx.Node, axis: Axis) -> bool:
+        """Are tokens of which no grid is known as many of a video's, in another order?"""
+        videos = [resolve(video) for video in (*self.grids.embedded(), *self.grids.told.grids())]
+        return any(
+            self.streams.made_of(node, video) and self.moved(node, video)
+            for video in dict.fromkeys(videos)
+            if same_size(axis_size(video), axis_size(axis))
+        )
 
     def is_told(self, grid: GridAxis) -> bool:
         """Is a grid known by other graphs of the call alone?"""
         return all(factor in self.grids.told.names for factor in grid.factors)
 
+    def _in_doubt(
+        self, site: AttentionSite, part: Axis, grave: Collection[Doubt]
+    ) -> Refusal | None:
+        """Whatever tables of positions tell, it is not known where tokens stand that come from another graph."""
+        inputs = {n for node, *_ in site.operands for n in self.streams.inputs_of(node)}
+        doubted = self.grids.told.doubted.items()
+        doubts = [d for n, d in doubted if n in inputs and self.streams.holds(n, part)]
+        return next((_doubtful(site, d) for d in doubts if d in grave), None)
+
     def _no_grid(self, site: AttentionSite, axis: Axis) -> Refusal:
         parts = segments_of(axis)
         in_doubt = next((d for d in map(self.grids.doubt, parts) if d in REASONS), None)
         if in_doubt is not None:
-            problem, seen = REASONS[in_doubt], in_doubt is not Doubt.UNSEEN
-            return Refusal(site.name, problem.reason, problem.hint, over_grid=seen)
+            return _doubtful(site, in_doubt)
         for doubt in self.hints.doubts:
             dims = self.trace.dims(doubt.node)
             if dims is not None and any(p in parts for p in segments_of(dims[doubt.dim])):

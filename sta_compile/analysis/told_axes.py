@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -11,7 +11,17 @@ import torch.fx
 from ..ir.attention_spec import Triple
 from ..ir.known_tokens import OF_CALL, Doubt, Told
 from .attention_site import Problem
-from .axes import Atom, Axis, Dims, axis_size, concat, fresh, set_apart, size_of
+from .axes import (
+    Atom,
+    Axis,
+    Dims,
+    axis_size,
+    concat,
+    fresh,
+    segments_of,
+    set_apart,
+    size_of,
+)
 from .graph_view import fake_value
 from .hints import DECLARE
 from .moved_tokens import MOVED
@@ -19,11 +29,21 @@ from .moved_tokens import MOVED
 
 @dataclass(frozen=True, eq=False)
 class ToldAxes:
-    """dims: of inputs. names: which factors are frames (0), rows (1) and columns (2). doubts: by the number of tokens."""
+    """dims: of inputs. names: which factors are frames (0), rows (1) and columns (2). doubts: by the number of tokens.
+
+    doubted: of the inputs themselves, whatever another input, such as a table of positions, tells of as many tokens.
+    """
 
     dims: Mapping[torch.fx.Node, Dims] = field(default_factory=dict)
     names: Mapping[Atom, int] = field(default_factory=dict)
     doubts: Mapping[int, Doubt] = field(default_factory=dict)
+    doubted: Mapping[torch.fx.Node, Doubt] = field(default_factory=dict)
+
+    def grids(self) -> Iterator[Axis]:
+        """Those of inputs."""
+        for dims in self.dims.values():
+            for axis in dims:
+                yield from (p for p in segments_of(axis) if not self.names.keys().isdisjoint(p))
 
 
 def told_axes(told: Mapping[torch.fx.Node, Told]) -> ToldAxes:
@@ -31,17 +51,18 @@ def told_axes(told: Mapping[torch.fx.Node, Told]) -> ToldAxes:
     dims: dict[torch.fx.Node, Dims] = {}
     names: dict[Atom, int] = {}
     doubts: dict[int, Doubt] = {}
+    doubted: dict[torch.fx.Node, Doubt] = {}
     for node, known in told.items():
         sizes = [size_of(size) for size in fake_value(node).shape]
         axes: dict[int, Axis] = {}
         for dim, segments in known:
             if isinstance(segments, Doubt):
-                doubts[int(sizes[dim])] = segments
+                doubts[int(sizes[dim])] = doubted[node] = segments
             elif sum(tokens for tokens, _ in segments) == sizes[dim]:
                 axes[dim] = concat([_axis_of(*segment, names) for segment in segments])
         if axes:
             dims[node] = tuple(axes.get(dim, fresh(size)) for dim, size in enumerate(sizes))
-    return ToldAxes(dims, names, doubts)
+    return ToldAxes(dims, names, doubts, doubted)
 
 
 def _axis_of(tokens: int, grid: Triple | None, names: dict[Atom, int]) -> Axis:

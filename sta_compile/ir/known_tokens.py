@@ -73,11 +73,21 @@ class LeavingTokens:
 
 
 @dataclass(frozen=True)
+class PassedTokens:
+    """Tokens that leave a graph at the places that they had in its inputs. inputs: (input, dimension) of each."""
+
+    output: int
+    dim: int
+    inputs: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class Leaving:
     """What a graph shows of its outputs. parts: numbers of tokens that have a part of a video in each sample."""
 
     tokens: tuple[LeavingTokens, ...] = ()
     parts: tuple[int, ...] = ()
+    passed: tuple[PassedTokens, ...] = ()
 
 
 def by_number(tokens: int, known: Segments | Doubt) -> Iterator[tuple[int, Segments | Doubt]]:

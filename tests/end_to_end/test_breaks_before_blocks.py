@@ -10,6 +10,7 @@ from torch import Tensor
 
 import sta_compile
 from sta_compile.analysis.hints import TELL
+from sta_compile.analysis.moved_tokens import MOVED
 from tests.end_to_end.compiled import relative_error
 from tests.end_to_end.oracle import Oracle, window_mask
 from tests.end_to_end.tiny import CHANNELS, SPARSE, TinyVideo
@@ -134,7 +135,9 @@ def test_tokens_in_another_order_stay_exact(kind):
     model = kind()
     reports = reports_of(model, calls=3)
     assert not any(report.replaced for report in reports)
-    assert any("what ran before the blocks" in s.reason for r in reports for s in r.refused)
+    assert any("what ran before the blocks" in s.reason for r in reports for s in r.refused) or (
+        kind is Permutes and any(MOVED.reason == s.reason for r in reports for s in r.refused)
+    )
     latent = torch.randn(2, CHANNELS, *GRID)
     found = model(latent)
     assert torch.equal(found, sta_compile.restore(model)(latent))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import sta_compile
 from sta_compile.analysis.moved_tokens import MOVED
 from sta_compile.analysis.told_axes import REASONS, UNSEEN
 from sta_compile.ir.known_tokens import Doubt
 from tests.end_to_end.compiled import relative_error
+from tests.end_to_end.models import randomize
 from tests.end_to_end.oracle import Oracle, window_mask
 from tests.end_to_end.test_breaks_before_blocks import OPTIONS, Model
-from tests.end_to_end.tiny import CHANNELS
+from tests.end_to_end.tiny import CHANNELS, Block, sdpa
 
 GRID = (3, 4, 4)  # rows and columns swapped, or rows rolled, have the same sizes
 TOKENS = 48
@@ -173,3 +174,64 @@ def test_between_blocks(kind):
             outputs.append(plain(latent))
     assert relative_error(first, outputs[0]) < 1e-5
     assert relative_error(found, outputs[1]) < 1e-5
+
+
+class WithTable(Block):
+    """Tokens are given their positions by a table that another graph makes."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        return x + self.attn(self.norm(x) * table)
+
+
+class InTwoGraphs(WithTable):
+    """As where a cache's hook runs around the attention: a graph without any makes what it gets."""
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        y = self.norm(x)
+        torch._dynamo.graph_break()
+        return x + self.attn(y * table)
+
+
+def positions(grid: tuple[int, int, int], width: int) -> Tensor:
+    """[tokens, width]"""
+    axes = torch.meshgrid(*(torch.arange(n).float() for n in grid), indexing="ij")
+    places = torch.stack(axes, -1).flatten(0, 2)
+    angles = [places[:, i : i + 1] * torch.linspace(0.1, 1, width // 4) for i in (0, 1, 2, 2)]
+    return torch.cat(angles, -1).cos()
+
+
+class Tables(Moves):
+    """later: before the second of three blocks."""
+
+    def __init__(self, block: type[Block]) -> None:
+        super().__init__()
+        kwargs = {"attend": sdpa, "heads": 2, "head_dim": 8, "kv_heads": 2}
+        self.blocks = nn.ModuleList(block(16, **kwargs) for _ in range(3))
+        randomize(self)
+
+    def forward(self, latent: Tensor) -> Tensor:
+        x = self.patchify(latent).flatten(2).transpose(1, 2)
+        table = positions(GRID, x.shape[-1])
+        for layer, block in enumerate(self.blocks):
+            x = self.later(x) if layer == 1 else x
+            self.before(x)
+            x = block(x, table)
+        return self.out(x).transpose(1, 2).unflatten(2, GRID)
+
+
+@pytest.mark.parametrize("block", [WithTable, InTwoGraphs])
+@pytest.mark.parametrize("kind", [RollsLater, AddsLater])
+@torch.no_grad()
+def test_tables_of_positions_do_not_stand_for_the_tokens(kind, block):
+    """Nor do the tokens that leave a block which was in doubt."""
+    model = type("Kind", (kind, Tables), {})(block)
+    sta_compile.reset_reports()
+    sta_compile.compile(model, **OPTIONS)
+    latent = torch.randn(2, CHANNELS, *GRID)
+    outputs = [model(latent) for _ in range(3)]
+    site = next(site for report in sta_compile.reports() for site in report.replaced)
+    plain = sta_compile.restore(model)
+    later = plain.sites if kind is AddsLater else ["blocks.0.attn"]
+    for found, sites in zip(outputs, (["blocks.0.attn"], later, later), strict=True):
+        with Oracle(plain, sites, window_mask(GRID, site.tiles, site.window)):
+            assert relative_error(found, plain(latent)) < 1e-5
