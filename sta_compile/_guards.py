@@ -26,9 +26,9 @@ from typing import Any
 import torch.fx
 
 from . import checkpoints, config, model_call
-from .analysis.position_values import Positions
+from .analysis.position_values import Positions, Rows
 from .noise_plan import conventions
-from .read_positions import has_positions, others
+from .read_positions import has_positions, holds_grid, others
 
 
 def install_config_guard(names: Iterable[str]) -> bool:
@@ -90,6 +90,23 @@ def install_positions_guards(inputs: Mapping[str, Any], read: Mapping[str, Posit
         yes, no = read.get(name), others(value)
         if yes is not None or no:
             _add(partial(_positions_guard, name=name, yes=yes, no=() if yes else no))
+
+
+def install_no_grid_guards(empty: Mapping[str, Rows]) -> None:
+    """Guards on that inputs, by the expressions that find them, still have no grid in these rows."""
+    for name, rows in empty.items():
+        _add(partial(_no_grid_guard, name=name, rows=rows))
+
+
+def _no_grid_guard(builder: Any, guard: Any, name: str, rows: Rows) -> None:
+    """A Guard's create_fn, as `_equality_guard`."""
+    values = _reader(builder, [name])
+
+    def unchanged(local: Any) -> bool:
+        (value,) = values(local)
+        return holds_grid(value, rows) is not True
+
+    _add_lambda(builder, guard, unchanged, f"there is no grid in {name}")
 
 
 def _positions_guard(

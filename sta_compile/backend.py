@@ -52,6 +52,7 @@ def _compile(
         install_checkpoints_guard,
         install_config_guard,
         install_convention_guard,
+        install_no_grid_guards,
         install_positions_guards,
         install_tokens_guard,
         names_of_inputs,
@@ -112,6 +113,7 @@ def _compile(
     if _torch.is_whole_forward() and not _torch.last_compile_of_frame():
         read = {names[i]: positions for i, positions in report.read.items()}
         install_positions_guards(dict(zip(names, example_inputs, strict=False)), read)
+        install_no_grid_guards({names[i]: rows for i, rows in report.empty.items()})
     flags = example_of(gm)
     if flags is not None:
         gm = take_over(gm)

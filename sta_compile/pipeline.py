@@ -154,6 +154,7 @@ def _rewrite(
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     hints = [hint for plan in planned if (hint := plan.checked_hint) is not None]
     report.read = {inputs.index(hint.node): hint.positions for hint in hints}
+    report.empty = {inputs.index(n): rows for n, rows in facts.inference.hints.empty.items()}
     report.refused += [
         RefusedSite(
             r.name,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -21,34 +22,50 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .analysis.position_values import Positions, matches_grid
+from .analysis.position_values import Positions, Rows, block_in, matches_grid
 
 _READS = 4  # of tensors that were new, beyond one for each call that was spared
 
 # tensor -> (version, what was read of it)
 _known: Any = WeakIdKeyDictionary()
-_reads: Counter[Positions] = Counter()  # less the calls that were spared
+_reads: Counter[Positions | Rows] = Counter()  # less the calls that were spared
 _lock = threading.Lock()
 
 
 def has_positions(value: Any, positions: Positions) -> bool | None:
     """None where it is not known: for other values than a readable tensor, or if reading has not paid so far."""
-    if type(value) not in (Tensor, torch.nn.Parameter) or value.is_meta:
+    if not _may_be_read(value):
         return None
     alike = value.dim() > positions.dim and value.is_complex() == positions.is_complex
     if not alike or value.shape[positions.dim] < positions.offset + prod(positions.grid):
         return False
+    return _answer(value, positions, lambda: bool(matches_grid(value.detach(), positions)))
+
+
+def holds_grid(value: Any, rows: Rows) -> bool | None:
+    """Is there any grid in some rows? None where it is not known, as for `has_positions`."""
+    if not _may_be_read(value) or value.dim() <= rows.dim or value.shape[rows.dim] < rows.stop:
+        return None
+    return _answer(value, rows, lambda: block_in(value, rows) is not None)
+
+
+def _may_be_read(value: Any) -> bool:
+    return type(value) in (Tensor, torch.nn.Parameter) and not value.is_meta
+
+
+def _answer(value: Tensor, asked: Positions | Rows, read: Callable[[], bool]) -> bool | None:
+    """What is known of a tensor, or read now; None if reading has not paid so far."""
     with _lock:
         answers = _answers(value)
-        if positions in answers:
-            _reads[positions] = max(0, _reads[positions] - 1)
-            return answers[positions]
-        if _reads[positions] >= _READS or _captures(value):
+        if asked in answers:
+            _reads[asked] = max(0, _reads[asked] - 1)
+            return answers[asked]
+        if _reads[asked] >= _READS or _captures(value):
             return None
-        _reads[positions] += 1
+        _reads[asked] += 1
         with torch.no_grad():
-            answers[positions] = bool(matches_grid(value.detach(), positions))
-        return answers[positions]
+            answers[asked] = read()
+        return answers[asked]
 
 
 def others(value: Any) -> tuple[Positions, ...]:
@@ -56,15 +73,16 @@ def others(value: Any) -> tuple[Positions, ...]:
     with _lock:
         if not isinstance(value, Tensor) or value not in _known:
             return ()
-        return tuple(positions for positions, has in _answers(value).items() if not has)
+        missing = (asked for asked, has in _answers(value).items() if not has)
+        return tuple(asked for asked in missing if isinstance(asked, Positions))
 
 
-def _answers(value: Tensor) -> dict[Positions, bool]:
+def _answers(value: Tensor) -> dict[Positions | Rows, bool]:
     """What was read of a tensor as it is now; one that was written to since is another one, as far as that is counted."""
     version = None if value.is_inference() else value._version
     if value not in _known or _known[value][0] != version:
         _known[value] = version, {}
-    answers: dict[Positions, bool] = _known[value][1]
+    answers: dict[Positions | Rows, bool] = _known[value][1]
     return answers
 
 

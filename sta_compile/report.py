@@ -102,6 +102,9 @@ class Report:
     leaving: Leaving = field(default_factory=Leaving)
     beside: tuple[OtherSequence, ...] = ()
     read: dict[int, Any] = field(default_factory=dict)  # Positions, by the input that showed them
+    empty: dict[int, Any] = field(
+        default_factory=dict
+    )  # Rows of inputs that show no grid, by input
     asked: tuple[
         int, ...
     ] = ()  # inputs of which earlier graphs were asked, where there is attention

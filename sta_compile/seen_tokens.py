@@ -18,11 +18,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .analysis.position_values import COLUMNS
 from .ir.known_tokens import Doubt, Segments
 
 Dimensions = dict[int, "Segments | Doubt"]
-# Ids and coordinates of tokens have up to four columns; features have more.
-COLUMNS = 4
 
 
 class SeenTokens:

@@ -12,7 +12,7 @@ becomes sparse by a hint needs a check on the device, which makes a call dense w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,10 +28,11 @@ from .hints import DECLARE, Doubt, Hint, Hints
 from .infer_grid import GridInference
 from .position_values import (
     Block,
+    Rows,
     Triple,
-    find_common_block,
+    block_in,
     find_positions,
-    may_hold_positions,
+    may_be_ids,
 )
 from .told_axes import ToldAxes
 from .trace_dims import DimTrace, trace_dims
@@ -56,7 +57,7 @@ def infer_grids(
     reader = _Reader(trace, example_inputs, told)
     for part in unknown:
         reader.read(part)
-    hints = Hints(reader.by_atom, tuple(reader.doubts), reader.known_values())
+    hints = Hints(reader.by_atom, tuple(reader.doubts), reader.known_values(), reader.empty)
     if reader.known:
         trace = trace_dims(trace.view, reader.restated())
     return trace, GridInference(trace, declared, hints, told, sites)
@@ -115,6 +116,7 @@ class _Reader:
         self.known: dict[Axis, Axis] = {}
         self.by_atom: dict[Atom, Hint] = {}
         self.doubts: list[Doubt] = []
+        self.empty: dict[torch.fx.Node, Rows] = {}
 
     def known_values(self) -> dict[torch.fx.Node, Any]:
         """Of the inputs that are numbers, or tensors with values."""
@@ -130,6 +132,10 @@ class _Reader:
         blind = [source for source in sources if not _has_values(source.value)]
         found = [(s, block) for s in sources if (block := self._block(s)) is not None]
         if not found:
+            for source in sources:
+                rows = self._rows(source)
+                if rows is not None and may_be_ids(source.value, source.dim):
+                    self.empty[source.node] = rows
             for source in blind[:1]:
                 self._doubt(
                     source,
@@ -223,13 +229,14 @@ class _Reader:
 
     def _block(self, source: _Source) -> Block | None:
         """The grid in a source's rows, counted from the first row of the tensor."""
+        rows = self._rows(source)
+        return None if rows is None else block_in(source.value, rows)
+
+    def _rows(self, source: _Source) -> Rows | None:
         start, stop = self._start(source), self._start(source, source.segment + 1)
         value, dim = source.value, source.dim
-        if not _has_values(value) or not 0 <= start < stop <= value.shape[dim]:
-            return None
-        part = value.narrow(dim, start, stop - start)
-        block = find_common_block(part, dim) if may_hold_positions(part, dim) else None
-        return None if block is None else replace(block, offset=start + block.offset)
+        known = _has_values(value) and 0 <= start < stop <= value.shape[dim]
+        return Rows(dim, start, stop) if known else None
 
     def _start(self, source: _Source, segment: int | None = None) -> int:
         """Where a segment begins, for the example inputs; -1 where that depends on data."""

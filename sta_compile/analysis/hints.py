@@ -10,7 +10,7 @@ import torch.fx
 
 from .. import _torch
 from .axes import Atom
-from .position_values import Positions
+from .position_values import Positions, Rows
 
 DECLARE = "pass options={'grid': (frames, rows, cols)}"
 
@@ -50,8 +50,12 @@ class Doubt:
 
 @dataclass(frozen=True, eq=False)
 class Hints:
-    """by_atom: the hint that made an atom a grid axis. values: what the inputs of the graph hold while it compiles."""
+    """by_atom: the hint that made an atom a grid axis. values: what the inputs of the graph hold while it compiles.
+
+    empty: rows of inputs that may be ids of tokens without a grid, and have none in this call.
+    """
 
     by_atom: Mapping[Atom, Hint] = field(default_factory=dict)
     doubts: tuple[Doubt, ...] = ()
     values: Mapping[torch.fx.Node, Any] = field(default_factory=dict)
+    empty: Mapping[torch.fx.Node, Rows] = field(default_factory=dict)

@@ -20,6 +20,8 @@ from .numbered_frames import frames_of_video
 Triple = tuple[int, int, int]
 # Angles of float32 that were computed in another order differ in their last bits.
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-6
+# Ids and coordinates of tokens have up to four columns; features have more.
+COLUMNS = 4
 _MAX_STARTS = 64
 _MAX_RETURNS = 4
 _LEAST_SHARE = (
@@ -57,11 +59,25 @@ class Positions:
     is_complex: bool
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows start .. stop along a dimension of a tensor."""
+
+    dim: int
+    start: int
+    stop: int
+
+
 def rows_of(values: Tensor, dim: int) -> Tensor:
     """[tokens, columns] in real numbers, of a tensor that has the tokens along `dim`."""
     values = values.detach()
     values = torch.view_as_real(values) if values.is_complex() else values.unsqueeze(-1)
     return values.movedim(dim, 0).flatten(1)
+
+
+def may_be_ids(values: Tensor, dim: int) -> bool:
+    """Has a tensor a few columns for each of the tokens along a dimension?"""
+    return dim < values.dim() - 1 and values.shape[-1] <= COLUMNS
 
 
 def may_hold_positions(values: Tensor, dim: int) -> bool:
@@ -71,6 +87,13 @@ def may_hold_positions(values: Tensor, dim: int) -> bool:
         return False
     rows = rows_of(values.narrow(dim, tokens // 2 - 1, 3), dim)
     return bool((rows[1:] == rows[:-1]).any())
+
+
+def block_in(values: Tensor, where: Rows) -> Block | None:
+    """The grid in some rows of a tensor, counted from its first row."""
+    part = values.narrow(where.dim, where.start, where.stop - where.start)
+    block = find_common_block(part, where.dim) if may_hold_positions(part, where.dim) else None
+    return None if block is None else replace(block, offset=where.start + block.offset)
 
 
 def find_block(rows: Tensor) -> Block | None:

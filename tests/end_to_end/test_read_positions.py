@@ -40,6 +40,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
         "sta_compile._torch.compile_with_inductor", lambda gm, *args, **more: gm.forward
     )
     torch._dynamo.reset()
+    sta_compile.reset_reports()
     compiled = Placed()
     compiled.compile(backend="sta", fullgraph=True, options=dict(OPTIONS))
     return compiled, Placed()
@@ -51,6 +52,20 @@ def check(model: Any, where: Tensor, grid: Triple | None) -> None:
     found = compiled(**inputs)
     wanted = eager(**inputs) if grid is None else expected(eager, eager.sites, grid, **inputs)
     assert relative_error(found, wanted) < 1e-5
+
+
+@torch.no_grad()
+def test_a_first_call_without_a_grid(model: Any) -> None:
+    """As one that warms up has: it is exact, and a later one with a grid has a graph of its own."""
+    where = places(LANDSCAPE)
+    nowhere = torch.zeros_like(where)
+    check(model, nowhere, None)
+    check(model, where, LANDSCAPE)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        check(model, where, LANDSCAPE)
+        check(model, nowhere, None)
+        for _ in range(5):  # reading ids that are new in each call does not pay
+            check(model, torch.zeros_like(where), None)
 
 
 @torch.no_grad()
