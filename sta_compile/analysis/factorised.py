@@ -8,7 +8,7 @@ write a loop over `y.unbind(1)`. The tokens of one such call are a grid of rows 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch.fx
@@ -64,14 +64,15 @@ class Factorisation:
             whole = dims[order.tokens]
             batch.append(whole[: len(whole) - len(resolve(tokens))])
         atoms = {atom for part in parts for atom in atoms_of(resolve(part))}
-        places = self._places.beside(atoms, self._features(site))
+        features = self._features(site)
+        places = self._places.beside(atoms, features)
         if any(not places.isdisjoint(roots_of(axis)) for axis in batch):
             return _IN_BATCH
         heads = () if order.heads is None else dims[order.heads]
         folded = [self._folded.of(part) for part in parts]
         if self._places.certainly(heads) or self._cut_up(heads, atoms):
             return _IN_HEADS
-        if any(self._are_frames(heads, part) for part in folded):
+        if any(self._are_frames(heads, part, features) for part in folded):
             return _IN_HEADS
         taken = sum(site.q in self._taken_from_video(part) for part in folded)
         return (None, _ONE_BY_ONE, IN_PIECES)[min(taken, 2)]
@@ -99,20 +100,25 @@ class Factorisation:
                 sure = self._places.certainly(dims[0])
                 yield from (part for part in found if sure or sum(1 for _ in atoms_of(part)) > 1)
 
-    def _are_frames(self, axis: Axis, part: Axis) -> bool:
+    def _are_frames(self, axis: Axis, part: Axis, features: Collection[Atom] = ()) -> bool:
         """Is a factor of an axis one of the video's, of which a part of the tokens has the others?
 
-        Three are asked for: [batch, tokens, channels] has two.
+        Three are asked for: [batch, tokens, channels] has two. features: the channels of heads, which are no frames.
         """
         atoms = {atom for atom in atoms_of(self._folded.of(axis)) if atom not in part}
+        around = map(set, self._around(part, features))
         return any(atom.origin for atom in atoms) or any(
-            atoms & own and len(atoms & own) + len(part) > 2 for own in map(set, self._around(part))
+            atoms & own and len(atoms & own) + len(part) > 2 for own in around
         )
 
-    def _around(self, part: Axis) -> Iterator[list[Atom]]:
-        """The axes of each latent that has the factors of a part of the tokens in dimensions of their own."""
+    def _around(self, part: Axis, features: Collection[Atom]) -> Iterator[list[Atom]]:
+        """The axes of each latent that has the factors of a part of the tokens in dimensions of their own, but for one of
+        channels: those of a latent without a patch embed are heads, and features of each."""
         for axes in self._latents:
-            outer = [axis[0] for axis in axes[1:] if axis and isinstance(axis[0], Atom)]
+            known = [
+                axis for axis in map(resolve, axes[1:]) if set(atoms_of(axis)).isdisjoint(features)
+            ]
+            outer = [axis[0] for axis in known if axis and isinstance(axis[0], Atom)]
             if part and all(factor in outer for factor in part):
                 yield outer
 

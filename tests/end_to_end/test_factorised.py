@@ -251,3 +251,25 @@ def test_a_video_in_pieces_is_no_factorised_attention(within: Within) -> None:
     for other in report.replaced:
         model.get_submodule(other.name).mask = window_mask(other.grid, other.tiles, other.window)
     assert relative_error(run(**inputs), model(**inputs)) < 1e-5
+
+
+class OverLatent(nn.Module):
+    """Without a patch embed: the channels of the latent are heads, and channels of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.video = Attention()
+
+    def forward(self, latent: Tensor) -> Tensor:
+        x = latent.flatten(2).transpose(1, 2)
+        return (x + self.video(x)).transpose(1, 2).unflatten(2, GRID)
+
+
+@torch.no_grad()
+def test_channels_of_a_latent_are_no_frames() -> None:
+    model, inputs = OverLatent().eval(), {"latent": torch.randn(2, C, *GRID)}
+    report, run = _compiled(model, inputs)
+    (site,) = report.replaced
+    assert site.grid == GRID
+    model.video.mask = window_mask(site.grid, site.tiles, site.window)
+    assert relative_error(run(**inputs), model(**inputs)) < 1e-5
