@@ -90,3 +90,12 @@ def test_the_backward_pass():
     found = {r["workload"]: r for r in rows if "workload" in r}
     ms, rate = (found["W1 333 backward"][name]["sta"] for name in ("ms", "tflops"))
     assert f"took {ms:.1f} ms on Hopper ({rate:.0f} TFLOP/s" in README
+
+
+def test_fp8():
+    rows = json.loads((RESULTS / "attention.json").read_text())
+    found = {r["workload"]: r["ms"] for r in rows if "workload" in r}
+    full, sparse = found["W1 full fp8"], found["W1 333 fp8"]
+    text = " ".join(README.split())
+    assert f"took {full['sta']:.1f} ms instead of {full['sta native']:.1f}" in text
+    assert f"(3,3,3) tiles {sparse['sta']:.1f} instead of {sparse['sta native']:.1f}" in text
