@@ -102,6 +102,11 @@ class ModelCall:
         self.lacks_grid = False
         self.in_parts = False  # does Python run between its graphs, and keep what they return?
 
+    @property
+    def unseen(self) -> Doubt:
+        """Of tokens that code between graphs may have moved."""
+        return Doubt.UNSEEN if self.may_watch else Doubt.UNWATCHED
+
     def grids(self, declared: int = 0) -> dict[int, Segments | Doubt]:
         """What the graphs so far have said, by the number of tokens.
 
@@ -149,7 +154,7 @@ class ModelCall:
                 if known.get(n) in (Doubt.SEVERAL, Doubt.PARTS):
                     yield dim, known[n]
                 elif n in unseen and not (dim in dims and may_be_table(x, dim)):
-                    yield dim, known[n] if isinstance(known.get(n), Doubt) else Doubt.UNSEEN
+                    yield dim, known[n] if isinstance(known.get(n), Doubt) else self.unseen
                 else:
                     yield dim, dims[dim] if dim in dims else first[n]
 

@@ -45,7 +45,7 @@ from .rival_sequences import RivalSequences
 from .segments import SequenceReader, Tokens, match_segments, start_of, with_wholes
 from .token_parts import TokenParts
 from .token_streams import TokenStreams
-from .told_axes import REASONS, ToldAxes
+from .told_axes import REASONS, UNSEEN, ToldAxes
 from .trace_dims import DimTrace
 from .written_keys import WRITTEN, WrittenKeys
 
@@ -74,8 +74,8 @@ class VideoAttention:
 
 
 def _doubtful(site: AttentionSite, doubt: Doubt) -> Refusal:
-    problem, seen = REASONS[doubt], doubt is not Doubt.UNSEEN
-    return Refusal(site.name, problem.reason, problem.hint, over_grid=seen)
+    problem = REASONS[doubt]
+    return Refusal(site.name, problem.reason, problem.hint, over_grid=problem is not UNSEEN)
 
 
 def same_axis(a: Axis, b: Axis) -> bool:
@@ -175,7 +175,9 @@ class GridInference:
         # Positions that were read from values are those of the tokens as they stand, whatever picked these.
         picked = grid is not None and grid.hint is None
         declared = self.grids.is_declared(parts[main])
-        grave = (Doubt.MOVED, Doubt.ORDER) if declared else tuple(REASONS)
+        # Tables of positions are believed of tokens that nobody will ever see.
+        known = (Doubt.MOVED, Doubt.ORDER)
+        grave = known if declared else (*known, Doubt.UNSEEN)
         in_doubt = self._in_doubt(site, parts[main], grave if picked else (Doubt.MOVED,))
         if in_doubt is not None:
             return in_doubt

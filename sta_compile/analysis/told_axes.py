@@ -88,4 +88,5 @@ REASONS = {
         "avoid the graph breaks between that and the blocks, or put tokens in that order in the model",
     ),
     Doubt.UNSEEN: UNSEEN,
+    Doubt.UNWATCHED: UNSEEN,
 }

@@ -28,6 +28,7 @@ class Doubt(Enum):
     MOVED = "a graph rolls, flips or picks them"
     ORDER = "they stand in an order other than frames, rows, cols"
     UNSEEN = "no graph shows what has been done to them since"
+    UNWATCHED = "nor will it be noted in later calls"
 
 
 Known: TypeAlias = Mapping[int, "Segments | Doubt"]  # by the number of tokens
