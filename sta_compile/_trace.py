@@ -136,7 +136,8 @@ class _Tracer:
         self.visit = visit
         self.graphs = 0
         self.first_frame = convert_frame.FRAME_COUNTER
-        self.codes: dict[types.CodeType, bool] = {}  # -> did it have entries before?
+        # By identity (see checkpoints.py): each with, did it have entries before?
+        self.codes: dict[int, tuple[types.CodeType, bool]] = {}
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
         self.graphs += 1
@@ -162,14 +163,15 @@ class _Tracer:
         from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
         def remember(code: types.CodeType, new_code: types.CodeType) -> None:
-            self.codes.setdefault(code, bool(_debug_get_cache_entry_list(code)))
+            if id(code) not in self.codes:
+                self.codes[id(code)] = code, bool(_debug_get_cache_entry_list(code))
 
         handle = register_bytecode_hook(remember)
         try:
             yield
         finally:
             handle.remove()
-            for code, had_entries in self.codes.items():
+            for code, had_entries in self.codes.values():
                 self._remove_entries(code, had_entries)
 
     def _remove_entries(self, code: types.CodeType, had_entries: bool) -> None:

@@ -30,13 +30,14 @@ HINT = (
     "move what breaks the graph out of the loop over the blocks (TORCH_LOGS=graph_breaks names it), so that the graph holds "
     "the checkpoint; or train without gradient checkpointing"
 )
-_entries: set[CodeType] = set()
+# By identity: a code object with a dict among its constants has no hash, as Dynamo's resume functions can have.
+_entries: dict[int, CodeType] = {}
 T = TypeVar("T", bound=Callable[..., Any])
 
 
 def entry(call: T) -> T:
     """Decorates the function that runs a compiled model: a checkpoint around all of it calls it again."""
-    _entries.add(call.__code__)
+    _entries[id(call.__code__)] = call.__code__
     return call
 
 
@@ -55,7 +56,7 @@ def computed_anew() -> bool:
         checkpoint = code.co_filename == torch.utils.checkpoint.__file__
         if checkpoint or _is_of_function(code):
             return True
-        if code in _entries or (call is None and _is_compiled_call(code)):
+        if id(code) in _entries or (call is None and _is_compiled_call(code)):
             return False
         frame = frame.f_back
     return False

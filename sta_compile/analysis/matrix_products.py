@@ -72,15 +72,18 @@ def _einsum(node: torch.fx.Node) -> Product | None:
     if not arrow or not comma:
         return None
     ranks = [fake_value(n).dim() for n in (*operands, node)]
-    labels = [_letters(text, rank) for text, rank in zip((a, b, out), ranks, strict=True)]
+    labels = [letters_of(text, rank) for text, rank in zip((a, b, out), ranks, strict=True)]
     if any(one is None or len(set(one)) != len(one) for one in labels):
         return None
     left, right = operands
     return Product(left, right, *labels)  # type: ignore[arg-type]
 
 
-def _letters(text: str, rank: int) -> Labels | None:
-    """The labels of one operand of an equation; "..." stands for batch dimensions."""
+def letters_of(text: str, rank: int) -> Labels | None:
+    """The labels of one operand of an einsum's equation, or of its result; "..." stands for batch dimensions.
+
+    None if it has not as many dimensions.
+    """
     before, dots, after = text.partition("...")
     hidden = rank - len(before) - len(after)
     if hidden < 0 or (hidden and not dots):

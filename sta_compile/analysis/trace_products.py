@@ -10,6 +10,7 @@ import torch.fx
 from .attention_calls import operands_of
 from .axes import Axis, fresh, set_apart, size_of, unify
 from .graph_view import argument, canonical_name, fake_value
+from .matrix_products import letters_of
 from .trace_dims import DimTrace, Traced, fresh_dims, operand, shape_of
 
 
@@ -62,19 +63,22 @@ def einsum(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     if len(operands) == 1 and isinstance(operands[0], (tuple, list)):
         operands = list(operands[0])
     text = str(equation).replace(" ", "")
-    if "->" not in text or "." in text:
+    if "->" not in text:
         return None
     inputs, output = text.split("->")
     named: dict[str, Axis] = {}
     for letters, tensor in zip(inputs.split(","), operands, strict=True):
         dims = trace.dims(tensor)
-        if dims is None or len(dims) != len(letters):
+        labels = None if dims is None else letters_of(letters, len(dims))
+        if dims is None or labels is None:
             return None
-        for letter, axis in zip(letters, dims, strict=True):
-            if letter in named and not unify(named[letter], axis):
+        for label, axis in zip(labels, dims, strict=True):
+            stretched = label.startswith("...") and not (axis and named.get(label))
+            if label in named and not stretched and not unify(named[label], axis):
                 return None
-            named.setdefault(letter, axis)
-    return tuple(named[letter] for letter in output)
+            named[label] = named.get(label) or axis
+    result = letters_of(output, len(shape_of(node)))
+    return None if result is None else tuple(named[label] for label in result)
 
 
 def outer(trace: DimTrace, node: torch.fx.Node) -> Traced | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import sta_compile
 from sta_compile import _torch
+from sta_compile.checkpoints import computed_anew
 from sta_compile.regions import repeated_blocks
 from tests.end_to_end.compiled import relative_error
 from tests.end_to_end.models import FAMILIES
@@ -216,3 +218,12 @@ def test_a_block_that_is_compiled_by_itself_has_its_window_both_times():
     for _ in range(2):
         found = gradients(model, **inputs)
     check_windows(plain, plain.sites, found, sta_compile.reports(), **inputs)
+
+
+def test_code_without_a_hash():
+    """Dynamo's resume functions may have a dict among their constants."""
+    code = (lambda: computed_anew()).__code__
+    code = code.replace(co_consts=(*code.co_consts, {}))
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(code)
+    assert not FunctionType(code, globals())()
