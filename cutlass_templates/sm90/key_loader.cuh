@@ -183,24 +183,23 @@ struct KeyLoader {
 #pragma unroll
         for (int i = 0; i < (kGroups + 1) / 2; i++) s.seen[stage][i] = words[i];
       }
-      Barrier& k_loaded = clear_keys ? s.v_loaded : s.k_full[stage];
-      if (leader) expect(k_loaded, Source::kKeyBytes);
-      __syncwarp();
-      source.load_key_group(stage, k_loaded, token, kv_head, work.batch);
-      __syncwarp();
-      if (leader) arrive(k_loaded);
+      auto const load = [&](Barrier& loaded, int bytes, auto const& boxes) {
+        if (leader) expect(loaded, bytes);
+        __syncwarp();
+        boxes(loaded);
+        __syncwarp();
+        if (leader) arrive(loaded);
+      };
+      load(clear_keys ? s.v_loaded : s.k_full[stage], Source::kKeyBytes,
+           [&](Barrier& loaded) { source.load_key_group(stage, loaded, token, kv_head, work.batch); });
       if (clear_keys) {
         wait(s.v_loaded, 0);
         source.clear_keys(stage, s.seen[stage]);
         if (leader) arrive(s.k_full[stage]);
       }
       wait(s.v_empty[stage], parity);
-      Barrier& v_loaded = foreign ? s.v_loaded : s.v_full[stage];
-      if (leader) expect(v_loaded, Source::kValueBytes);
-      __syncwarp();
-      source.load_value_group(stage, v_loaded, token, kv_head, work.batch);
-      __syncwarp();
-      if (leader) arrive(v_loaded);
+      load(foreign ? s.v_loaded : s.v_full[stage], Source::kValueBytes,
+           [&](Barrier& loaded) { source.load_value_group(stage, loaded, token, kv_head, work.batch); });
       if (foreign) {
         wait(s.v_loaded, kClearKeys ? 1 : r % 2);
         source.clear_values(stage, s.seen[stage]);

@@ -6,15 +6,6 @@
 
 namespace sta {
 
-struct Shared {
-  alignas(1024) unsigned char q[kWarpgroups][kRows * kRowBytes];
-  KeyStages stages;
-  KeyState keys;
-  Barrier q_full;
-  int first[4 * kWarpgroups];  // query row of each warp, -1 without one
-};
-static_assert(offsetof(Shared, first) + sizeof(Shared::first) <= kSharedBytes);
-
 // bfloat16 reaches as far as float; float16 holds twice this.
 constexpr float kLargestSum = kBfloat16 ? 16777216.f : 32768.f;
 

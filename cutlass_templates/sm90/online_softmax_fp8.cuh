@@ -11,15 +11,6 @@
 
 namespace sta {
 
-struct Shared {
-  alignas(1024) unsigned char q[kWarpgroups][kRows * kRowBytes];
-  KeyStages stages;
-  KeyState keys;
-  Barrier q_full;
-  int first[4 * kWarpgroups];  // query row of each warp, -1 without one
-};
-static_assert(offsetof(Shared, first) + sizeof(Shared::first) <= kSharedBytes);
-
 constexpr float kLargestWeight = 8;  // its logarithm; e4m3 has up to 448
 constexpr float kFarAbove = 32;      // weights of the sum stay below 2^kFarAbove
 

@@ -1,9 +1,18 @@
-// Warpgroups of consumers that take the same rows with different keys.
+// What forward kernels have in common: their shared memory, and warpgroups that take the same rows with different keys.
 #pragma once
 
 #include "sm90/key_loader.cuh"
 
 namespace sta {
+
+struct Shared {
+  alignas(1024) unsigned char q[kWarpgroups][kRows * kRowBytes];
+  KeyStages stages;
+  KeyState keys;
+  Barrier q_full;
+  int first[4 * kWarpgroups];  // query row of each warp, -1 without one
+};
+static_assert(offsetof(Shared, first) + sizeof(Shared::first) <= kSharedBytes);
 
 // A block of another warpgroup. All threads see each phase of a barrier: a wait can't tell one from the next but one. r: counts
 // the blocks of the rest.
@@ -19,13 +28,11 @@ __device__ __forceinline__ void pass_block(KeyState& keys, int id, int lane, int
   }
 }
 
-// Warpgroup `id` has output and total relative to 2^top: the first one adds the others' to its own, and is told so. S has q,
-// and stages behind it.
-template <class S>
-__device__ __forceinline__ bool add_parts(S& s, int id, int lane, float (&output)[kOutputs], float (&top)[2], float (&total)[2]) {
+// Warpgroup `id` has output and total relative to 2^top: the first one adds the others' to its own, and is told so.
+__device__ __forceinline__ bool add_parts(Shared& s, int id, int lane, float (&output)[kOutputs], float (&top)[2], float (&total)[2]) {
   // Registers by thread. Nobody reads queries, keys or values any more, and all loads have come.
   constexpr int kPart = (kOutputs + 4) * 128;
-  static_assert((kWarpgroups - 1) * kPart * sizeof(float) <= (kWarpgroups - 1) * kRows * kRowBytes + sizeof(S::stages));
+  static_assert((kWarpgroups - 1) * kPart * sizeof(float) <= (kWarpgroups - 1) * kRows * kRowBytes + sizeof(KeyStages));
   float* const parts = reinterpret_cast<float*>(s.q[1]) + lane;
   sync_warpgroups<kWarpgroups>();
   if (id > 0) {
