@@ -22,6 +22,7 @@ from .axes import Atom, Axis, atoms_of, resolve, same_size
 from .graph_view import argument, canonical_name, fake_value, is_inplace, is_parameter, is_tensor
 from .joins import joined_dim
 from .known_operators import may_move
+from .matrix_products import letters_of
 from .orders import Named, Turned, both, in_place
 from .reorderings import Move, Reordering, Reorderings
 from .token_parts import TokenParts
@@ -278,13 +279,12 @@ class MovedTokens:
     def _summed_letters(self, einsum: torch.fx.Node, left: torch.fx.Node) -> Iterator[Axis]:
         """The axes of the first operand whose letters the result has not."""
         given, _, result = str(einsum.args[0]).replace(" ", "").partition("->")
-        letters = given.split(",")[0].replace("...", ".")
         if not result or not isinstance(left, torch.fx.Node):
             return
-        hidden = len(self.trace.dims(left) or ()) - len(letters.replace(".", ""))
-        spelled = letters.replace(".", "." * hidden)
-        for letter, axis in zip(spelled, self.trace.dims(left) or (), strict=False):
-            if letter not in result:
+        dims = self.trace.dims(left) or ()
+        labels = letters_of(given.split(",")[0], len(dims)) or ()
+        for label, axis in zip(labels, dims, strict=False):
+            if label[0] not in result:  # "." of those that dots stand for
                 yield axis
 
     def _weights(self) -> set[torch.fx.Node]:
