@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,19 @@ console = Console(width=None if sys.stdout.isatty() else 110)
 
 @dataclass(frozen=True)
 class Size:
-    """Of the videos (frames, height and width in pixels) and of the model."""
+    """Of the videos (frames, height and width in pixels) and of the model.
+
+    parts: of training, (share of the time, video, batch): shapes and prompts are learned soonest from small videos.
+    """
 
     video: tuple[int, int, int] = (32, 48, 80)
-    layers: int = 8
-    heads: int = 6
-    head_dim: int = 64
-    batch: int = 4
+    layers: int = 6
+    heads: int = 2
+    head_dim: int = 128
+    parts: tuple[tuple[float, tuple[int, int, int], int], ...] = (
+        (0.4, (16, 24, 40), 16),
+        (0.6, (32, 48, 80), 4),
+    )
     steps: int = 30  # of sampling
 
     def model(self) -> torch.nn.Module:
@@ -58,7 +65,8 @@ class Size:
         return model
 
 
-SIZES = {"cuda": Size(), "cpu": Size((9, 24, 32), 1, 2, 16, 2, 4)}
+SMALL = (9, 24, 32)
+SIZES = {"cuda": Size(), "cpu": Size(SMALL, 1, 2, 16, ((1.0, SMALL, 2),), 4)}
 
 
 def scenes(count: int, device: torch.device, generator: torch.Generator) -> Tensor:
@@ -109,11 +117,15 @@ def train(args: argparse.Namespace, size: Size, device: torch.device) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, betas=(0.9, 0.95), weight_decay=0.01)
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=200)
     losses: list[Tensor] = []
-    for _ in track(until(args.minutes, args.steps), description="training", console=console):
-        prompts = scenes(size.batch, device, generator)
-        video = render(prompts, size.video)
+    for done in track(until(args.minutes, args.steps), description="training", console=console):
+        shares = accumulate(share for share, *_ in size.parts)
+        _, shape, batch = next(
+            part for part, end in zip(size.parts, shares, strict=True) if done < end
+        )
+        prompts = scenes(batch, device, generator)
+        video = render(prompts, shape)
         noise = torch.randn(video.shape, device=device, generator=generator)
-        level = torch.randn(size.batch, device=device, generator=generator).add(0.5).sigmoid()
+        level = torch.randn(batch, device=device, generator=generator).add(0.5).sigmoid()
         noisy = torch.lerp(video, noise, level[:, None, None, None, None])
         with torch.autocast(device.type, torch.bfloat16):
             found = model(noisy, level * 1000, prompts, return_dict=False)[0]
@@ -126,15 +138,18 @@ def train(args: argparse.Namespace, size: Size, device: torch.device) -> None:
         averaged.update_parameters(model)
         losses.append(loss.detach())
     last = torch.stack(losses[-50:]).mean().item()
-    torch.save(averaged.module.state_dict(), args.weights)
+    torch.save(averaged.module.to(torch.bfloat16).state_dict(), args.weights)
     console.print(f"{len(losses)} steps, loss {last:.4f}; the weights are in {args.weights}")
 
 
-def until(minutes: float, steps: int | None) -> Iterator[int]:
-    """Counts steps: so many of them, or for as long."""
-    end, step = time.monotonic() + 60 * minutes, 0
-    while step < steps if steps is not None else time.monotonic() < end:
-        yield step
+def until(minutes: float, steps: int | None) -> Iterator[float]:
+    """For so many steps, or as long: the share of them that is over, below 1."""
+    start, step = time.monotonic(), 0
+    while True:
+        over = (time.monotonic() - start) / (60 * minutes) if steps is None else step / steps
+        if over >= 1:
+            return
+        yield over
         step += 1
 
 
