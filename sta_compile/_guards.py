@@ -175,16 +175,23 @@ def guard_reused_regions() -> None:
     """From here on, Dynamo guards on what it checks of a block before it takes the traced region of another for it.
 
     Torch (2.12 to 2.14) checks that while tracing only, so that a number of the fifth block, or a hook on it, may change and
-    the code runs on as if it had not. 2.11 traces each block.
+    the code runs on as if it had not. And it misses the guards on modules, whose sources have a type of their own: a block
+    with an attention of another class would run that of the first. 2.11 traces each block.
     """
     try:
         from torch._dynamo.variables import invoke_subgraph
     except ImportError:
         return
     module: Any = invoke_subgraph
-    checked = module.is_reusable
+    built, checked = module.build_reuse_condition, module.is_reusable
 
     from torch._dynamo.guards import install_guard
+    from torch._dynamo.source import NNModuleSource
+
+    def build_reuse_condition(tx: Any, fingerprint: Any, traced: Any) -> Any:
+        guarded = (guard.originating_source for guard in tx.output.guards)
+        modules = {s for s in guarded if isinstance(s, NNModuleSource) and s.base in traced}
+        return built(tx, fingerprint, traced | modules)
 
     def is_reusable(tx: Any, condition: Any, fingerprint: Any, entry: Any) -> bool:
         if not checked(tx, condition, fingerprint, entry):
@@ -201,4 +208,5 @@ def guard_reused_regions() -> None:
                 install_guard(other.make_guard(guard.create_fn))
         return True
 
+    module.build_reuse_condition = build_reuse_condition
     module.is_reusable = is_reusable

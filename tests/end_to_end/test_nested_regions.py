@@ -13,7 +13,7 @@ from sta_compile import _torch
 from tests.end_to_end.compiled import compile_variants, relative_error
 from tests.end_to_end.models import randomize
 from tests.end_to_end.oracle import Oracle, window_mask
-from tests.end_to_end.tiny import CHANNELS, SPARSE, Block, TinyVideo, sdpa, valid
+from tests.end_to_end.tiny import CHANNELS, SPARSE, Attention, Block, TinyVideo, sdpa, valid
 
 
 class Region(Block):
@@ -193,6 +193,19 @@ class Skipped(Block):
         return x * 2 if self.skip else super().forward(x, mask)
 
 
+class Doubled(Attention):
+    """The same layers as those of another class."""
+
+    def forward(self, *args, **kwargs) -> Tensor:
+        return 2 * super().forward(*args, **kwargs)
+
+
+def doubled(block: Block) -> None:
+    """As a hook that replaces a forward does."""
+    given = block.attn.forward
+    block.attn.forward = lambda x, mask: 2 * given(x, mask=mask)
+
+
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
@@ -204,8 +217,10 @@ class Skipped(Block):
                 block.attn, "to_out", nn.Sequential(block.attn.to_out, nn.Tanh())
             ),
         ),
+        (Block, lambda block: setattr(block.attn, "__class__", Doubled)),
+        (Block, doubled),
     ],
-    ids=["a number", "a branch", "a layer"],
+    ids=["a number", "a branch", "a layer", "a class", "a forward"],
 )
 def test_a_later_block_that_changes(stages_only, kind, change):
     """Its trace is that of the first block, of which alone torch guards what was read."""
