@@ -279,12 +279,6 @@ def save_artifact(name: str, payload: Callable[[], str]) -> None:
     )
 
 
-def ends_at_graph_break(gm: torch.fx.GraphModule) -> bool:
-    """Does more of the same frame follow after this graph?"""
-    reason: Any = getattr(gm, "compile_subgraph_reason", None)
-    return bool(reason is not None and reason.graph_break)
-
-
 def copy_graph(graph: torch.fx.Graph) -> torch.fx.Graph:
     """A copy that does not keep the graph's arguments: Dynamo drops its own references to them after a compile.
 

@@ -89,6 +89,16 @@ _WITHOUT_EFFECT = (
 )
 
 
+def break_after(gm: torch.fx.GraphModule) -> str:
+    """Why Dynamo ended a graph where the frame goes on, and where in the user's code; "" if it did not."""
+    reason: Any = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return ""
+    text = str(reason.reason).strip().partition("\n")[0]
+    stack = [f for f in reason.user_stack or () if not _is_ours(f.filename)]
+    return text + (f", at {stack[-1].filename}:{stack[-1].lineno}" if stack else "")
+
+
 def _is_ours(file: str) -> bool:
     return Path(file).parent == Path(__file__).parent
 

@@ -47,7 +47,7 @@ def _compile(
     mode: str | None,
     options: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    from . import _inductor, _torch, model_call, warn_once
+    from . import _inductor, _torch, _trace, model_call, warn_once
     from ._guards import (
         install_checkpoints_guard,
         install_config_guard,
@@ -58,7 +58,7 @@ def _compile(
         names_of_inputs,
     )
     from .analysis.hints import TELL, how_to_tell
-    from .analysis.operator_limits import ONE_BODY
+    from .analysis.operator_limits import BREAKS_INSIDE, FROM_OTHER_GRAPHS, ONE_BODY
     from .analysis.told_axes import UNSEEN
     from .call_grids import declared_tokens
     from .checkpoints import REASON
@@ -80,7 +80,7 @@ def _compile(
     patches = {**options_of_mode(mode), **patches}
     install_config_guard(name for name in OPTIONS if name not in (options or {}))
     model, call = model_call.root_module(), model_call.current()
-    at_break, names = _torch.ends_at_graph_break(gm), names_of_inputs(gm)
+    ends_at, names = _trace.break_after(gm), names_of_inputs(gm)
     numbers = settle_numbers(gm)
     if call is not None:
         call.compiles += 1
@@ -93,12 +93,19 @@ def _compile(
     gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
     if call is not None and report.lacks_grid and call.ask_prefix():
         gm, report = rewrite_for_device(gm, example_inputs, settings, call=call)
+    inside = [site for site in report.refused if site.reason == FROM_OTHER_GRAPHS.reason]
     unseen = any(site.reason == UNSEEN.reason for site in report.refused)
     if call is not None and report.lacks_grid and (call.broken or unseen):
         call.lacks_grid = True
-        report.say_why_no_grid(*call.why_no_grid())
+        lacking = [site for site in report.refused if not site.grid_known and site not in inside]
+        report.say_why(lacking, *call.why_no_grid())
     elif call is not None:  # what the blocks are told is told already
         report.advise(TELL, instead_of=how_to_tell())
+    if call is not None:
+        call.replaces |= bool(report.replaced)
+        call.breaks_inside |= bool(inside)
+        report.say_why(inside, call.last_break, BREAKS_INSIDE)
+        call.last_break = ends_at and f"the one before it ends at: {ends_at}"
     if call is not None and call.in_regions:
         hidden = [site for site in report.refused if site.reason == ONE_BODY.reason]
         if hidden:
@@ -134,7 +141,7 @@ def _compile(
             f"nothing to do if another graph of the model has it; if none has, {CALL_SDPA}"
         )
     record(report)
-    warn_once.say(report, model, silent=at_break or call is not None)
+    warn_once.say(report, model, silent=bool(ends_at) or call is not None, apart=bool(inside))
     compiled = _torch.compile_with_inductor(
         gm,
         [*example_inputs, *([] if flags is None else [flags])],

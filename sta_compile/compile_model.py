@@ -15,6 +15,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -32,7 +33,7 @@ from .python_state import PythonState
 from .regions import Regions
 from .report import record
 from .settings import OPTIONS, Settings, given_options, options_of_mode
-from .size_tables import CallWithTables, small_constants, without_tables
+from .size_tables import WithTables, small_constants
 from .warn_once import say
 
 log = logging.getLogger(__name__)
@@ -142,9 +143,11 @@ class CompiledModel:
             )
             return compiled
 
-        self._compiled = compile(self._eager, fullgraph)
-        self._with_tables = compile(CallWithTables(self._eager).__call__, fullgraph)
+        self._compiled = WithTables(self._eager, partial(compile, whole=fullgraph))
         self.fullgraph = fullgraph
+        self.static = False  # are shapes numbers, since attention breaks where they are not?
+        self._may_be_static = dynamic is None
+        self._whole = False  # has an earlier call replaced attention without that?
         self.watches = False  # is what comes before the blocks noted in each call?
         self.state = PythonState(model, compile)
         self._exact: set[Any] = set()  # see `_say_exact`
@@ -166,6 +169,9 @@ class CompiledModel:
                 self.watches = self.state.blocks_alone = True
             if call.hidden and self.prefix.blocks and not self.fullgraph:
                 self.state.blocks_alone = True
+            if call.breaks_inside and not self.fullgraph:
+                self._mend_breaks(call)
+            self._whole |= call.replaces and not call.breaks_inside
             if call.exact:
                 self._say_exact(call.exact)
             if not self.fullgraph and self.state.count(call.compiles > 0, args, kwargs):
@@ -191,13 +197,14 @@ class CompiledModel:
         )
         call.in_parts = bool(hooks) or self.state.blocks_alone
         if call.in_parts:
-            run = self._eager if self.state.blocks_alone else self._compiled
             call.watched = self.watches and call.may_watch
             call.seen.writes_told = call.watched
             seen = self.prefix.watched(call.seen, call.state_leaving)
             watch = seen if call.watched else nullcontext()
             with self.state.apart(hooks), watch:
-                return run(*args, **kwargs)
+                if self.state.blocks_alone:
+                    return self._eager(*args, **kwargs)
+                return self._call(call, args, kwargs)
         if not self.regions.enabled:
             return self._call(call, args, kwargs)
         try:
@@ -217,11 +224,15 @@ class CompiledModel:
 
     def _call(self, call: ModelCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         timestep = call.argument(str(self.options.get("timestep", "auto")))
-        rest, named, tables = without_tables(args, kwargs, apart_from=timestep)
-        if not tables:
-            return self._compiled(*args, **kwargs)
-        with torch._dynamo.config.patch(specialize_int=True):
-            return self._with_tables(tables, rest, named)
+        return self._compiled(args, kwargs, apart_from=timestep, static=self.static)
+
+    def _mend_breaks(self, call: ModelCall) -> None:
+        """Attention whose queries and keys are made in other graphs, in later calls: sizes that a model reads from a tensor
+        are numbers where its shapes are, and in a block that is compiled alone, which is given that tensor."""
+        if self._whole and self._may_be_static:
+            self.static = True
+        elif not call.replaces and self.prefix.blocks:
+            self.state.blocks_alone = True
 
 
 class _Scheduler:

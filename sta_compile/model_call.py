@@ -92,6 +92,9 @@ class ModelCall:
         self.compiles = 0  # graphs that were compiled in this call
         self.graphs = 0  # and how many have run
         self.hidden: list[torch.nn.Module] = []  # blocks that ran without any
+        self.replaces = False  # has a graph that was compiled replaced attention?
+        self.breaks_inside = False  # and one attention whose queries are made in others?
+        self.last_break = ""  # of the graphs that were compiled: why, and where
         self.exact: list[Any] = []  # modules that a checkpoint runs in Python
         self.may_train = torch.is_grad_enabled()
         self.in_regions = False  # are blocks nested regions, which may be given up?

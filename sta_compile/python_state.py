@@ -27,6 +27,7 @@ from .model_call import current
 from .prefix import key_of
 from .regions import repeated_blocks
 from .shared_scope import SharedScope
+from .size_tables import WithTables
 
 _IN_A_ROW = 3
 # It wraps the forward of a layer with adapters, under layerwise casting, and always calls it.
@@ -128,12 +129,12 @@ class PythonState:
 
 def _outside_checkpoints(given: Forward, compile: Callable[[Forward], Forward]) -> Forward:
     """What is compiled, but where a checkpoint that no graph holds may compute it anew in the backward pass."""
-    compiled = compile(given)
+    compiled = WithTables(given, compile)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         call = current()
         if call is None or not computed_anew():
-            return compiled(*args, **kwargs)
+            return compiled(args, kwargs)
         call.exact.append(getattr(given, "__self__", None))
         return given(*args, **kwargs)
 

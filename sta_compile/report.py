@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -141,17 +141,16 @@ class Report:
             for site in self.replaced
         ]
 
-    def say_why_no_grid(self, cause: str, hint: str) -> None:
-        """Names what hides the grid of attentions that have none, if anything is; hint: what to do about it."""
+    def say_why(self, sites: Collection[RefusedSite], cause: str, hint: str) -> None:
+        """Adds what causes the reason of refused sites, if anything is known to; hint: what to do about it."""
 
         def said(reason: str) -> str:
             return f"{reason}; {cause}" if cause else reason
 
-        unknown = [site for site in self.refused if not site.grid_known]
-        if self.reason in [site.reason for site in unknown]:
+        if self.reason in [site.reason for site in sites]:
             self.reason, self.hint = said(self.reason), hint
         self.refused = [
-            replace(site, reason=said(site.reason), hint=hint) if site in unknown else site
+            replace(site, reason=said(site.reason), hint=hint) if site in sites else site
             for site in self.refused
         ]
 
@@ -182,11 +181,14 @@ class Report:
         """Does it hold attention over tokens whose grid this graph alone does not show, and none whose grid it does?"""
         return not self.replaced and any(not site.grid_known for site in self.refused)
 
-    def summary(self) -> str:
-        """The one line that is said aloud: what became approximate, or that nothing did, why and what to do."""
+    def summary(self, *, part: bool = False) -> str:
+        """The one line that is said aloud: what became approximate, or that nothing did, why and what to do.
+
+        part: of a model of which other graphs have said something.
+        """
         from .report_text import summarize
 
-        return summarize(self)
+        return summarize(self, part)
 
     def __str__(self) -> str:
         from .report_text import as_text

@@ -32,13 +32,14 @@ def percent(share: float) -> str:
     return f"{share * 100:.0f} %" if share >= 0.01 or share == 0 else f"{share * 100:.1f} %"
 
 
-def summarize(report: Report) -> str:
-    return "; ".join(filter(None, (_what_was_done(report), report.unfit_grid)))
+def summarize(report: Report, part: bool = False) -> str:
+    return "; ".join(filter(None, (_what_was_done(report, part), report.unfit_grid)))
 
 
-def _what_was_done(report: Report) -> str:
+def _what_was_done(report: Report, part: bool) -> str:
     if not report.replaced:
-        return f"sta: nothing was replaced in {report.name}: {_why_nothing(report)}"
+        where = f"a part of {report.name}" if part else report.name
+        return f"sta: nothing was replaced in {where}: {_why_nothing(report)}"
     sites, total = report.replaced, report.self_attentions
     grids = list(dict.fromkeys(shape(site.grid) for site in sites))
     over = " and ".join(grids[:2]) + (f" and {len(grids) - 2} more" if len(grids) > 2 else "")

@@ -7,6 +7,7 @@ numbers, with a guard on each:
 
     args, kwargs, tables = without_tables(args, kwargs)         tables: (("grid_sizes", ((5, 9, 11),), torch.int64),)
     CallWithTables(model)(tables, args, kwargs)                 builds the tensor where Dynamo can see of what
+    WithTables(forward, torch.compile)(args, kwargs)            does both, for a model or for a block that is compiled alone
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from torch._subclasses.fake_tensor import is_fake
 
 from ._trace import small_constants
 
-__all__ = ["CallWithTables", "call_of", "small_constants", "without_tables"]
+__all__ = ["CallWithTables", "WithTables", "call_of", "small_constants", "without_tables"]
 
 _NUMBERS = 64  # as many as a table may have
 _TOKENS = 1 << 24  # more than any sample has
 
+Forward = Callable[..., Any]
 Table = tuple[int | str, Any, torch.dtype]  # which argument, its numbers as nested tuples, dtype
 
 
@@ -60,6 +62,32 @@ class CallWithTables:
         positional = [made.get(i, value) for i, value in enumerate(args)]
         named = {key: made.get(key, value) for key, value in kwargs.items()}
         return self.call(*positional, **named)
+
+
+class WithTables:
+    """A forward, compiled: once as it is, and once for each table of sizes that it is called with.
+
+    Sizes that depend on the shapes of a call are numbers too, where those shapes are: `static`.
+    """
+
+    def __init__(self, forward: Forward, compile: Callable[[Forward], Forward]) -> None:
+        self._plain = compile(forward)
+        self._with_tables = compile(CallWithTables(forward).__call__)
+
+    def __call__(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        apart_from: Tensor | None = None,
+        static: bool = False,
+    ) -> Any:
+        rest, named, tables = without_tables(args, kwargs, apart_from=apart_from)
+        if not tables and not static:
+            return self._plain(*args, **kwargs)
+        shapes: dict[str, Any] = {"automatic_dynamic_shapes": False} if static else {}
+        with torch._dynamo.config.patch(specialize_int=True, **shapes):
+            return self._with_tables(tables, rest, named)
 
 
 def call_of(

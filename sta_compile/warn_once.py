@@ -11,16 +11,23 @@ import torch
 from .report import Report
 
 _said: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()  # replaced?
+_apart_said: weakref.WeakKeyDictionary[torch.nn.Module, bool] = weakref.WeakKeyDictionary()
 _functions_said: set[str] = set()
 
 
-def say(report: Report, model: torch.nn.Module | None, silent: bool) -> None:
+def say(
+    report: Report, model: torch.nn.Module | None, silent: bool, *, apart: bool = False
+) -> None:
     """Warns unless this model was spoken of already; that nothing was replaced may be followed by what was.
 
     silent: a graph without attention says nothing of its model, whose attention may be in the graphs that follow.
+    apart: a graph has attention that graph breaks cut up, which is said even where others were replaced.
     """
     if silent and not report.replaced and not report.refused:
         return
+    if apart and model is not None and _said.get(model) and model not in _apart_said:
+        _apart_said[model] = True
+        _warn(report.summary(part=True))
     if model is not None:
         if model in _said and (_said[model] or not report.replaced):
             return
@@ -63,4 +70,5 @@ def _is_library(module: str) -> bool:
 def forget() -> None:
     """Every model is new again."""
     _said.clear()
+    _apart_said.clear()
     _functions_said.clear()

@@ -131,6 +131,8 @@ class GridInference:
         if self._processes.has(site):
             return Refusal(site.name, SHARDED.reason, SHARDED.hint)
         q_axis, k_axis, v_axis = (self.token_axis(site, *operand) for operand in site.operands)
+        if self.streams.all_given(site, (q_axis, k_axis, v_axis)):
+            return Refusal(site.name, FROM_OTHER_GRAPHS.reason, FROM_OTHER_GRAPHS.hint, False)
         if q_axis is None or k_axis is None or v_axis is None or not same_axis(k_axis, v_axis):
             return self._opaque(site, PICKED_BY_DATA) if site.q_order.packed else None
         parts, keys = segments_of(q_axis), segments_of(k_axis)
@@ -154,8 +156,7 @@ class GridInference:
         if same_axis(q_axis, k_axis):
             tokens = parts if main is None else parts[main : main + 1]
             if not any(self.streams.same_stream(site, part) for part in tokens):
-                given, other = self.streams.given(site, q_axis), FROM_OTHER_GRAPHS
-                return Refusal(site.name, other.reason, other.hint, False) if given else None
+                return None
         elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
         if main is not None and self._has_equals(q_axis, parts, main):

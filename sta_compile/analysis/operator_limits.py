@@ -12,6 +12,11 @@ FROM_OTHER_GRAPHS = Problem(
     "if they are video, avoid the graph breaks right before it; hooks on single layers are such breaks: "
     "sta_compile.compile(model), called after they are set, moves offloaded layers by block",
 )
+# The hint where a whole model is compiled.
+BREAKS_INSIDE = (
+    "if they are video, move what breaks the graph out of the attention: give it a Python number for what it reads from a "
+    "tensor, or compute that before the blocks"
+)
 ONE_BODY = Problem(
     "its block is called with the video and with other tokens",
     "give each stream of tokens a block of its own, or compile without nested regions: "

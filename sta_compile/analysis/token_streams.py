@@ -6,7 +6,7 @@ as many tokens as the video that shares its table of positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.fx
@@ -14,7 +14,7 @@ import torch.fx
 from .attention_calls import operands_of
 from .attention_names import MULTIHEAD
 from .attention_site import AttentionSite
-from .axes import Axis, atoms_of, resolve, segments_of
+from .axes import Axis, atoms_of, axis_size, resolve, same_size, segments_of
 from .graph_view import argument, canonical_name, is_parameter, is_pointwise, is_tensor
 from .trace_dims import DimTrace
 from .trace_index import rows_by_index
@@ -56,11 +56,17 @@ class TokenStreams:
             else self.stream(operand, axis)
         )
 
-    def given(self, site: AttentionSite, axis: Axis) -> bool:
-        """Are q, k and v inputs of the graph, so that nothing can be told of where they come from?"""
-        sources = [self.stream(node, axis) for node, *_ in site.operands]
-        given, view = (n for found in sources for n in found), self.trace.view
-        return all(view.is_root_input(n) and not is_parameter(n) for n in given)
+    def all_given(self, site: AttentionSite, axes: Sequence[Axis | None]) -> bool:
+        """Are as many queries, keys and values inputs of the graph, so that nothing tells where they come from?
+
+        axes: the tokens of each.
+        """
+        first, view, found = axes[0], self.trace.view, set()
+        for (node, *_), axis in zip(site.operands, axes, strict=True):
+            if first is None or axis is None or not same_size(axis_size(first), axis_size(axis)):
+                return False
+            found |= self.stream(node, axis)
+        return all(view.is_root_input(n) and not is_parameter(n) for n in found)
 
     def stream(self, start: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
         """Walks back over values that hold `axis` to the inputs of the first projections."""
