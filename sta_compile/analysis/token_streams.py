@@ -57,16 +57,19 @@ class TokenStreams:
         )
 
     def all_given(self, site: AttentionSite, axes: Sequence[Axis | None]) -> bool:
-        """Are as many queries, keys and values inputs of the graph, so that nothing tells where they come from?
+        """Are as many queries, keys and values different inputs of the graph, so that nothing tells where they come from?
 
         axes: the tokens of each.
         """
-        first, view, found = axes[0], self.trace.view, set()
+        first, view, sources = axes[0], self.trace.view, []
         for (node, *_), axis in zip(site.operands, axes, strict=True):
             if first is None or axis is None or not same_size(axis_size(first), axis_size(axis)):
                 return False
-            found |= self.stream(node, axis)
-        return all(view.is_root_input(n) and not is_parameter(n) for n in found)
+            sources.append(self.stream(node, axis))
+        given = (n for found in sources for n in found)
+        return not set.intersection(*sources) and all(
+            view.is_root_input(n) and not is_parameter(n) for n in given
+        )
 
     def stream(self, start: torch.fx.Node, axis: Axis) -> set[torch.fx.Node]:
         """Walks back over values that hold `axis` to the inputs of the first projections."""
