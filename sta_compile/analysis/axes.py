@@ -16,7 +16,7 @@ from typing import TypeAlias
 import sympy
 import torch
 
-from .._sizes import simplified, whole_quotient
+from .._sizes import simplified
 
 Size: TypeAlias = int | sympy.Expr
 
@@ -269,62 +269,6 @@ def _unify_concat(a: Factor, b: Factor) -> bool:
     return ok and i == len(a.parts)
 
 
-def regroup(dims: Sequence[Axis], sizes: Sequence[Size]) -> Dims:
-    """Axes after a reshape, which keeps row-major order: factors are merged, and atoms are split where they must be."""
-    factors = [f for axis in dims for f in resolve(axis)]
-    targets = [(i, s) for i, s in enumerate(sizes) if not (isinstance(s, int) and s == 1)]
-    out: list[Axis] = [() for _ in sizes]
-    if any(isinstance(s, int) and s == 0 for s in sizes):
-        return tuple(fresh(s) for s in sizes)
-    groups = equal_groups([factor_size(f) for f in factors], [s for _, s in targets])
-    if groups is None:
-        return tuple(fresh(s) for s in sizes)
-    for f0, f1, t0, t1 in groups:
-        pieces = _split(factors[f0:f1], [s for _, s in targets[t0:t1]])
-        for (i, _), piece in zip(targets[t0:t1], pieces, strict=True):
-            out[i] = piece
-    return tuple(out)
-
-
-def _split(factors: Sequence[Factor], sizes: Sequence[Size]) -> list[Axis]:
-    """Factors of equal total product dealt out to axes of the given sizes; atoms are split as needed."""
-    if len(sizes) == 1:
-        return [tuple(factors)]
-    if len(factors) == 1 and isinstance(factors[0], Atom):
-        return _split_atom(factors[0], sizes)
-    out: list[Axis] = []
-    queue = list(factors)
-    for size in sizes:
-        taken: list[Factor] = []
-        left = size
-        while not (isinstance(left, int) and left == 1):
-            if not queue:
-                return [fresh(s) for s in sizes]
-            head = queue[0]
-            have = factor_size(head)
-            if not isinstance(head, Atom):
-                return [fresh(s) for s in sizes]
-            if (times := whole_quotient(left, have)) is not None:
-                taken.append(queue.pop(0))
-                left = times
-            elif (times := whole_quotient(have, left)) is not None:
-                first, rest = _split_atom(head, [left, times])
-                taken += first
-                queue[0:1] = list(rest)
-                left = 1
-            else:
-                return [fresh(s) for s in sizes]
-        out.append(tuple(taken))
-    return out
-
-
-def _split_atom(atom: Atom, sizes: Sequence[Size]) -> list[Axis]:
-    parts = [fresh(s) for s in sizes]
-    set_apart(parts, atom.apart)
-    atom.bound = tuple(f for part in parts for f in part)
-    return parts
-
-
 def part_of(axis: Axis, start: Size, stop: Size) -> Axis:
     """The axis of a slice [start, stop): whole segments of a concatenation keep their identity, other slices are new."""
     axis = resolve(axis)
@@ -348,50 +292,3 @@ def _whole_segments(axis: Axis, start: Size, stop: Size) -> Axis:
     if first is None or last is None or first >= last:
         return ()
     return resolve((Concat(axis[0].parts[first:last]),))
-
-
-def concat(parts: Sequence[Axis]) -> Axis:
-    """The axis of a concatenation; neighbouring slices that together are a whole axis give that axis back."""
-    if len(parts) == 1:
-        return resolve(parts[0])
-    kept = [part if part else (Atom(1),) for part in parts]
-    pieces = [piece for part in kept for piece in _pieces(part)]
-    joined: list[Axis] = []
-    i = 0
-    while i < len(pieces):
-        whole, i = _whole_from(pieces, i)
-        joined.append(whole)
-    if len(joined) == len(pieces):
-        joined = kept
-    return resolve((Concat(tuple(joined)),)) if len(joined) > 1 else joined[0]
-
-
-def _pieces(axis: Axis) -> Iterator[Axis]:
-    """What a slice of a concatenation takes of each segment; the segments of any other axis."""
-    sliced = axis[0].slice_of if len(axis) == 1 and isinstance(axis[0], Atom) else None
-    segments = segments_of(axis if sliced is None else sliced[0])
-    ends = [0, *itertools.accumulate(axis_size(segment) for segment in segments)]
-    if sliced is None or not all(isinstance(size, int) for size in (*sliced[1:], *ends)):
-        yield from segments_of(axis)
-        return
-    for begin, end, segment in zip(ends, ends[1:], segments, strict=False):
-        start, stop = max(begin, sliced[1]), min(end, sliced[2])
-        if start < stop:
-            yield part_of(segment, start - begin, stop - begin) or (Atom(1),)
-
-
-def _whole_from(parts: Sequence[Axis], i: int) -> tuple[Axis, int]:
-    """The axis that is cut into the parts from the i-th on, and the number of the part after it; else the i-th part."""
-    end: Size = 0
-    whole: Axis | None = None
-    for j in range(i, len(parts)):
-        atom = parts[j][0] if len(parts[j]) == 1 else None
-        piece = atom.slice_of if isinstance(atom, Atom) else None
-        if piece is None or not same_size(piece[1], end):
-            break
-        if whole is not None and resolve(piece[0]) != resolve(whole):
-            break
-        whole, _, end = piece
-        if same_size(end, axis_size(whole)):
-            return whole, j + 1
-    return parts[i], i + 1

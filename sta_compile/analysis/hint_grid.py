@@ -21,11 +21,12 @@ import torch.fx
 from .. import _torch
 from .._sizes import simplified
 from .attention_site import AttentionSite
-from .axes import Atom, Axis, Dims, axis_size, concat, fresh, segments_of, size_of
+from .axes import Atom, Axis, Dims, axis_size, fresh, segments_of, size_of
 from .find_timestep import readable_name
 from .graph_view import fake_value, is_parameter
 from .hints import DECLARE, Doubt, Hint, Hints
 from .infer_grid import GridInference
+from .joined_axes import concat
 from .position_values import (
     Block,
     Rows,

@@ -16,7 +16,6 @@ from .axes import (
     Axis,
     Dims,
     axis_size,
-    concat,
     fresh,
     segments_of,
     set_apart,
@@ -24,6 +23,7 @@ from .axes import (
 )
 from .graph_view import fake_value
 from .hints import DECLARE
+from .joined_axes import concat
 from .moved_tokens import MOVED
 
 

@@ -20,15 +20,15 @@ from sta_compile.analysis.axes import (
     Dims,
     atoms_of,
     axis_size,
-    concat,
     fresh,
     part_of,
-    regroup,
     resolve,
     same_size,
     segments_of,
     unify,
 )
+from sta_compile.analysis.joined_axes import concat, filled
+from sta_compile.analysis.reshaped_axes import regroup
 from tests.analysis.numbering import assert_moved, index_on, multi_indices
 
 
@@ -266,6 +266,23 @@ def test_pieces_that_are_put_back_are_the_whole() -> None:
     assert concat([part_of(axis, 0, 5), part_of(axis, 5, 12)]) == axis
     assert concat([part_of(axis, 5, 12), part_of(axis, 0, 5)]) != axis
     assert concat([part_of(axis, 0, 5), part_of(axis, 6, 12)]) != axis
+
+
+def test_slices_of_frames_are_frames() -> None:
+    grid = t, h, w = fresh(4), fresh(3), fresh(5)
+    video = tuple(factor for axis in grid for factor in axis)
+    first, others = part_of(video, 0, 15), part_of(video, 15, 60)
+    batch, tokens = regroup((fresh(2), others), (6, 15))
+    assert resolve(tokens) == (*h, *w)
+    back = regroup((batch, tokens), (2, 45))[1]
+    assert concat([first, back]) == video
+    assert filled(back, 15, 0) == video
+    assert filled(back, 0, 15) is None
+    assert concat([back, first]) != video
+    (frames,) = resolve(batch)[1:]
+    assert index_on((frames,), 0)[t[0], 1] == 1  # type: ignore[index]
+    across = part_of(video, 20, 50)
+    assert resolve(regroup((across,), (2, 15))[1]) != (*h, *w)
 
 
 def test_pieces_in_another_order_are_another_axis() -> None:

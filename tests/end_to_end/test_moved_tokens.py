@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.end_to_end.moving import Body, H, Model, check
+from tests.end_to_end.moving import Body, C, H, Model, T, W, check
 
 
 def shifted(model: Model, x: Tensor) -> Tensor:
@@ -87,9 +87,20 @@ def chosen_by_rows(model: Model, x: Tensor) -> Tensor:
     return model.attn[1](torch.where(odd, x.flip(3), x))
 
 
+def by_frame(x: Tensor) -> Tensor:
+    """Frames in the batch, and back: [batch, tokens of some frames, C]"""
+    batch, tokens, _ = x.shape
+    return F.gelu(x.reshape(batch * tokens // (H * W), H * W, C)).reshape(batch, tokens, C)
+
+
+def first_frame_twice(model: Model, x: Tensor) -> Tensor:
+    first, y = x[:, 0].flatten(1, 2), x.flatten(1, 3)
+    return model.attn[1](torch.cat([first, by_frame(y[:, : -H * W])], 1).view_as(x))
+
+
 FOR_GOOD = (
     *(serpentine, left_rolled, picked, written_flipped, put_behind, last_frame_first),
-    *(listed, chosen_by_rows),
+    *(listed, chosen_by_rows, first_frame_twice),
 )
 
 
@@ -107,7 +118,13 @@ def there_and_back(model: Model, x: Tensor) -> Tensor:
     return model.attn[1](y)
 
 
-IN_PLACE = (added_to_itself, channels_rolled, there_and_back)
+def first_frame_apart(model: Model, x: Tensor) -> Tensor:
+    first, others = x.flatten(1, 3).split([H * W, (T - 1) * H * W], 1)
+    y = torch.cat([first, by_frame(others)], 1)
+    return model.attn[1]((y + F.pad(by_frame(y[:, H * W :]), (0, 0, H * W, 0))).view_as(x))
+
+
+IN_PLACE = (added_to_itself, channels_rolled, there_and_back, first_frame_apart)
 CASES = [
     *((body, [0, 2]) for body in BACK),
     *((body, [0]) for body in FOR_GOOD),
@@ -118,6 +135,10 @@ CASES = [
 @pytest.mark.parametrize(("body", "windowed"), CASES, ids=[body.__name__ for body, _ in CASES])
 def test_windows_are_over_places_of_the_video(body: Body, windowed: list[int]) -> None:
     reasons = check(body, windowed)
-    if body not in (put_behind, last_frame_first):  # their frames are another axis to the graph
+    if body not in (
+        put_behind,
+        last_frame_first,
+        first_frame_twice,
+    ):  # their frames are another axis to the graph
         assert len(reasons) == 3 - len(windowed)
         assert all("rolled, flipped or picked" in reason for reason in reasons)
