@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.fx
 
@@ -210,3 +211,25 @@ def guard_reused_regions() -> None:
 
     module.build_reuse_condition = build_reuse_condition
     module.is_reusable = is_reusable
+    _clone_once()
+
+
+def _clone_once() -> None:
+    """From here on, a source that Dynamo moves to another block is cloned once for each block, with all that it is made of.
+
+    Torch clones `blocks[0].attn` again for each guard on what is in it, which is a quarter of tracing 40 blocks.
+    """
+    from torch._guards import ChainedSource
+
+    clone: Any = ChainedSource.clone
+    clones: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()  # by what moves them
+
+    def once(self: Any, transform_fn: Any = None) -> Any:
+        if transform_fn is None:
+            return clone(self)
+        known = clones.setdefault(transform_fn, {})
+        if self not in known:
+            known[self] = clone(self, transform_fn)
+        return known[self]
+
+    setattr(ChainedSource, "clone", once)  # noqa: B010  mypy knows the method

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.source import AttrSource, LocalSource
 
 from sta_compile import config
-from sta_compile._guards import install_config_guard
+from sta_compile._guards import guard_reused_regions, install_config_guard
 from sta_compile.settings import OPTIONS, Settings
 
 
@@ -108,3 +109,18 @@ def test_the_guard_can_be_stored():
     guard = partial(_equality_guard, read=read, value=read(), text="the window is unchanged")
     stored = pickle.loads(pickle.dumps(guard)).keywords
     assert (stored["read"](), stored["value"]) == (read(), guard.keywords["value"])
+
+
+def test_sources_are_moved_as_torch_moves_them():
+    """`guard_reused_regions` has each cloned once, with all that it is made of."""
+    guard_reused_regions()
+    one, two = (AttrSource(LocalSource("self"), f"block_{i}") for i in range(2))
+    weight = AttrSource(AttrSource(one, "attn"), "weight")
+
+    def moved(source):
+        return two if source == one else source
+
+    expected = AttrSource(AttrSource(two, "attn"), "weight")
+    assert weight.clone(moved) == weight.clone(moved) == expected
+    assert weight.clone(lambda source: source) == weight
+    assert weight.clone() == weight
