@@ -1,0 +1,221 @@
+"""True errors of tiers, pair by pair and of whole outputs, and the fields that they are measured on.
+
+A problem is the attention of one layer: q, k, v float32 [heads, tokens, head_dim] with values that bf16 has, tokens of the
+video in tile order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sta_compile.ir.tiling import Tiling
+from sta_compile.ir.token_blocks import SIZE
+from sta_compile.tiers.arithmetic import Fp8, Operand
+from sta_compile.tiers.attention import Tier
+from sta_compile.tiers.predict import Predicted, predict
+from sta_compile.tiers.statistics import Partition, key_statistics, query_statistics
+
+ROWS = 192  # queries of a row
+GROUPS = 4  # compact groups of a row, and of a key block
+
+
+@dataclass(frozen=True)
+class Problem:
+    """tiling: of the video. scale: of the scores."""
+
+    name: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tiling: Tiling
+    scale: float
+
+    def to(self, device: str) -> Problem:
+        q, k, v = (x.to(device) for x in (self.q, self.k, self.v))
+        return replace(self, q=q, k=k, v=v)
+
+    def partitions(
+        self, query_groups: int = GROUPS, key_groups: int = GROUPS
+    ) -> tuple[Partition, Partition]:
+        """Rows of queries and blocks of keys."""
+        device = self.q.device
+        rows, keys = (tuple(cut(self.tiling, size)) for size in (ROWS, SIZE))
+        return (
+            Partition.of(self.tiling, rows, query_groups, device),
+            Partition.of(self.tiling, keys, key_groups, device),
+        )
+
+    def predict(self, rows: Partition, blocks: Partition) -> Predicted:
+        """[1, heads, rows, blocks]"""
+        q, k, v = (x[None].bfloat16() for x in (self.q, self.k, self.v))
+        statistics = query_statistics(q, rows), key_statistics(k, v, blocks)
+        return predict(*statistics, rows, blocks, self.scale)
+
+
+def cut(tiling: Tiling, size: int) -> Iterator[tuple[int, int]]:
+    start = 0
+    for a in range(tiling.tiles[0]):
+        for b in range(tiling.tiles[1]):
+            for c in range(tiling.tiles[2]):
+                length = tiling.count(a, b, c)
+                yield from ((start + at, min(size, length - at)) for at in range(0, length, size))
+                start += length
+
+
+class Row:
+    """One row of queries of one head: its attention exactly, and what each key block becomes in each tier.
+
+    numerator [queries, blocks, head_dim] and mass [queries, blocks] of each tier are relative to the exact denominator.
+    """
+
+    def __init__(self, head: Head, start: int, length: int, log_skipped: Tensor) -> None:
+        q = head.q[start : start + length]
+        scores = head.scale * (q @ head.k.mT)
+        top = scores.amax(-1, keepdim=True)
+        weights = (scores - top).exp()
+        total = weights.sum(-1, keepdim=True)
+        self.exact = (weights / total) @ head.v
+        p = head.of_blocks(weights / total)
+        self.refined = torch.einsum("qbk,bkd->qbd", p, head.v_blocks), p.sum(-1)
+
+        q8 = head.arithmetic.query(q[None, None, None]).value[0, 0, 0]
+        shift = head.scale * (q @ head.mean)[:, None]
+        low = head.of_blocks(head.scale * (q8 @ head.k8.mT) + shift, -torch.inf)
+        best = low.amax(-1, keepdim=True)
+        p8 = head.arithmetic.weights((low - best).exp()).value * (best - top[..., None]).exp()
+        p8 = p8 / total[..., None]
+        self.skimmed = torch.einsum("qbk,bkd->qbd", p8, head.v8_blocks), p8.sum(-1)
+
+        mass = (head.scale * (q @ head.mean_k.mT) + log_skipped - top).exp() / total
+        self.skipped = mass[..., None] * head.mean_v, mass
+
+    def pairs(self) -> tuple[Tensor, Tensor]:
+        """Squared errors [blocks] of skipping and of skimming each block alone, summed over the queries."""
+        found = []
+        for numerator, mass in (self.skipped, self.skimmed):
+            wrong = numerator - self.refined[0]
+            wrong = wrong - (mass - self.refined[1])[..., None] * self.exact[:, None]
+            found.append(wrong.square().sum((0, 2)))
+        return found[0], found[1]
+
+    def read(self, tiers: Tensor) -> Tensor:
+        """The output [queries, head_dim] with a tier for each block."""
+        numerator, mass = 0.0, 0.0
+        for tier, (of_tier, weight) in (
+            (Tier.SKIP, self.skipped),
+            (Tier.SKIM, self.skimmed),
+            (Tier.REFINE, self.refined),
+        ):
+            chosen = (tiers == tier).float()
+            numerator = numerator + torch.einsum("b,qbd->qd", chosen, of_tier)
+            mass = mass + weight @ chosen
+        return numerator / mass[:, None].clamp(min=1e-30)
+
+
+class Head:
+    def __init__(self, problem: Problem, head: int, blocks: Partition) -> None:
+        self.q, self.k, self.v = (x[head] for x in (problem.q, problem.k, problem.v))
+        self.scale, self.arithmetic = problem.scale, Fp8()
+        starts, lengths = blocks.runs.long().T[..., None]
+        at = torch.arange(int(lengths.max()), device=self.q.device)
+        self.inside = at < lengths
+        self.index = torch.where(self.inside, starts + at, 0)
+        self.mean = self.k.mean(0)
+        self.k8 = self._rounded(self.arithmetic.key, self.k - self.mean)
+        self.v_blocks = self._blocks(self.v)
+        self.v8_blocks = self._blocks(self._rounded(self.arithmetic.value, self.v))
+        keys = self._blocks(self.k)
+        self.mean_k, self.mean_v = (
+            (x.sum(1) / lengths).bfloat16().float() for x in (keys, self.v_blocks)
+        )
+
+    def of_blocks(self, x: Tensor, padding: float = 0.0) -> Tensor:
+        """[queries, blocks, keys] of x [queries, tokens]"""
+        return x[:, self.index].masked_fill(~self.inside, padding)
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        return x[self.index] * self.inside[..., None]
+
+    def _rounded(self, rounded: object, x: Tensor) -> Tensor:
+        assert callable(rounded)
+        found: Operand = rounded(x[None, None, None])
+        return found.value[0, 0, 0]
+
+
+def energy(exact: Tensor) -> Tensor:
+    """The unit of errors: the mean of |output|^2 over heads and queries. exact: [heads, tokens, head_dim]"""
+    return exact.square().sum(-1).mean()
+
+
+def true_pairs(
+    problem: Problem, rows: Partition, blocks: Partition, log_skipped: Tensor
+) -> Predicted:
+    """As `predict`, measured. log_skipped: [1, heads, rows, blocks]"""
+    skip, skim = torch.zeros_like(log_skipped), torch.zeros_like(log_skipped)
+    exact = torch.zeros_like(problem.q)
+    for index in range(len(problem.q)):
+        head = Head(problem, index, blocks)
+        for i, (start, length) in enumerate(rows.runs.tolist()):
+            row = Row(head, start, length, log_skipped[0, index, i])
+            exact[index, start : start + length] = row.exact
+            skip[0, index, i], skim[0, index, i] = row.pairs()
+    unit = energy(exact) * rows.lengths.max()
+    return Predicted(skip / unit, skim / unit, log_skipped)
+
+
+def synthetic(kind: str, grid: tuple[int, int, int] = (12, 24, 32), d: int = 64) -> Problem:
+    """smooth: q, k and v vary slowly over the video. needles: a few keys have large scores. static: a background that no
+    frame changes. heavy: scores with a standard deviation of 4 and more."""
+    generator = torch.Generator().manual_seed(0)
+
+    def field(scale: tuple[float, float, float], frames: int = grid[0]) -> Tensor:
+        """Standard deviation 1, neighbours alike within about `scale` tokens: [frames, rows, cols, d]"""
+        size = (frames, *grid[1:])
+        x = torch.fft.rfftn(torch.randn(d, *size, generator=generator), dim=(1, 2, 3))
+        axes = [torch.fft.fftfreq(n) for n in size[:2]] + [torch.fft.rfftfreq(size[2])]
+        parts = zip(torch.meshgrid(*axes, indexing="ij"), scale, strict=True)
+        exponent = sum(((f * s) ** 2 for f, s in parts), torch.zeros(()))
+        y = torch.fft.irfftn(x * (-2 * math.pi**2 * exponent).exp(), s=size, dim=(1, 2, 3))
+        return (y / y.std()).permute(1, 2, 3, 0)
+
+    def noise(*size: int) -> Tensor:
+        return torch.randn(*size, d, generator=generator)
+
+    base, fine, own = field((2, 3, 3)), field((0.7, 0.8, 0.8)), noise(*grid)
+    common = noise()
+    if kind == "smooth":
+        q = base * 0.8 + fine * 0.5 + own * 0.3
+        k, gain = q + 2 * common, 1.0
+    elif kind == "needles":
+        q = base * 0.6 + own * 0.5
+        hot = torch.rand(*grid, 1, generator=generator) < 0.004
+        k, gain = torch.where(hot, q + 2.5 * noise(*grid), q), 1.4
+    elif kind == "static":
+        still = field((1, 3, 3), frames=1).expand(*grid, d)
+        q = still * 0.8 + fine * 0.3 + own * 0.3
+        k, gain = q + common, 1.6
+    else:
+        q = base * 0.9 + own * 0.4
+        k, gain = q, 2.0
+    mixed = base @ (noise(d) / d**0.5)
+    v = mixed * 0.7 + field((1, 1.5, 1.5)) * 0.6 + 0.3 * noise(*grid)
+    tiling = Tiling(grid, (grid[0] // 6, grid[1] // 8, grid[2] // 8))
+    order = torch.tensor(tiling.order())
+    q, k, v = (x.reshape(1, -1, d)[:, order].bfloat16().float() for x in (q * gain, k * gain, v))
+    return Problem(kind, q, k, v, tiling, d**-0.5)
+
+
+def frozen(path: Path) -> list[Problem]:
+    """Activations that were kept: a list of {name, q, k, v [heads, tokens, head_dim] in tile order, grid, tiles, scale}."""
+    problems = []
+    for kept in torch.load(path, weights_only=True):
+        q, k, v = (kept[name].float() for name in "qkv")
+        tiling = Tiling(tuple(kept["grid"]), tuple(kept["tiles"]))
+        problems.append(Problem(kept["name"], q, k, v, tiling, kept["scale"]))
+    return problems
