@@ -50,9 +50,7 @@ def choose(known: Predicted, log_price: Tensor, costs: Costs) -> Tensor:
     )
 
 
-def judge(
-    problem: Problem, costs: Costs, groups: tuple[int, int] = (GROUPS, GROUPS)
-) -> list[dict[str, Any]]:
+def judge(problem: Problem, costs: Costs, groups: tuple[int, int] = GROUPS) -> list[dict[str, Any]]:
     rows, blocks = problem.partitions(*groups)
     predicted = problem.predict(rows, blocks)
     true = true_pairs(problem, rows, blocks, predicted.log_skipped)

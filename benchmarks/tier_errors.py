@@ -22,7 +22,7 @@ from sta_compile.tiers.predict import Predicted, predict
 from sta_compile.tiers.statistics import Partition, key_statistics, query_statistics
 
 ROWS = 192  # queries of a row
-GROUPS = 4  # compact groups of a row, and of a key block
+GROUPS = (4, 8)  # compact groups of a row, and of a key block
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Problem:
         return replace(self, q=q, k=k, v=v)
 
     def partitions(
-        self, query_groups: int = GROUPS, key_groups: int = GROUPS
+        self, query_groups: int = GROUPS[0], key_groups: int = GROUPS[1]
     ) -> tuple[Partition, Partition]:
         """Rows of queries and blocks of keys."""
         device = self.q.device
@@ -93,7 +93,8 @@ class Row:
         self.skimmed = torch.einsum("qbk,bkd->qbd", p8, head.v8_blocks), p8.sum(-1)
 
         mass = (head.scale * (q @ head.mean_k.mT) + log_skipped - top).exp() / total
-        self.skipped = mass[..., None] * head.mean_v, mass
+        linear = q @ head.slope
+        self.skipped = mass[..., None] * (head.mean_v + linear[:, None]), mass
 
     def pairs(self) -> tuple[Tensor, Tensor]:
         """Squared errors [blocks] of skipping and of skimming each block alone, summed over the queries."""
@@ -130,10 +131,10 @@ class Head:
         self.k8 = self._rounded(self.arithmetic.key, self.k - self.mean)
         self.v_blocks = self._blocks(self.v)
         self.v8_blocks = self._blocks(self._rounded(self.arithmetic.value, self.v))
-        keys = self._blocks(self.k)
-        self.mean_k, self.mean_v = (
-            (x.sum(1) / lengths).bfloat16().float() for x in (keys, self.v_blocks)
-        )
+        k, v = (x[None, None].bfloat16() for x in (self.k, self.v))
+        statistics = key_statistics(k, v, blocks)
+        self.mean_k, self.mean_v = (x[0, 0].float() for x in (statistics.mean_k, statistics.mean_v))
+        self.slope = statistics.slope(self.scale)[0, 0].float()
 
     def of_blocks(self, x: Tensor, padding: float = 0.0) -> Tensor:
         """[queries, blocks, keys] of x [queries, tokens]"""

@@ -3,7 +3,8 @@
 Every pair of a query block and a key block has a tier. One online softmax goes over the key blocks of a row of query
 blocks, those of the highest tier first, as the fused kernels do. A skipped block is its means: n * exp(q . mean_k) to the
 denominator, and that times mean_v to the numerator. Numerator and denominator sum the same rounded weights, so that an
-output stays a mean of values.
+output stays a mean of values. A router may know better what a skipped block weighs, and by how much values lean with their
+keys' scores: both can be given (router.py, statistics.py).
 
 Quantized keys have their mean over the sequence taken off, which shifts all scores of a row by one constant
 (SageAttention, arXiv 2410.02367, section 4.2); the constant is added again, so that tiers of one row fit each other.
@@ -54,11 +55,15 @@ def tiered_attention(
     skim: Arithmetic,
     refine: Arithmetic,
     valid: Tensor | None = None,
+    log_skipped: Tensor | None = None,
+    slope: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(out like q, lse float32 [batch, heads, queries]) of attention with a tier for each pair of blocks.
 
     q: [batch, heads, queries, head_dim]. k, v: [batch, kv_heads, keys, head_dim]. tiers: integers of `Tier`
     [batch, heads, query blocks, key blocks]. scale: of the scores. valid: bool [batch, keys], False hides a key.
+    log_skipped: float32 like tiers, added to the scaled scores of skipped blocks' means instead of ln of their keys. slope:
+    [batch, kv_heads, head_dim, head_dim]; for a query q the mean values of skipped blocks are off by q @ slope.
     A row without a key has out 0 and lse -inf. Raises StaError if `tiers` is of another shape.
     """
     batch, heads = q.shape[:2]
@@ -81,11 +86,18 @@ def tiered_attention(
     ]
     shift = scale * (rows @ _repeat(mean, share).mT)[..., 0]  # [batch, heads, query blocks, rows]
     means = _Means(smoothed, values, count, scale, share)
+    linear = None if slope is None else rows @ _repeat(slope.float(), share)[:, :, None]
     out, lse = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
     for index, (start, length) in enumerate(blocks.queries):
         row = _Row(shift[:, :, index], q.shape[-1])
         row.read(sides, index, tiers[:, :, index], shown, scale)
-        row.skip(means, rows[:, :, index], tiers[:, :, index])
+        row.skip(
+            means,
+            rows[:, :, index],
+            tiers[:, :, index],
+            means.log_count if log_skipped is None else log_skipped[:, :, index],
+            None if linear is None else linear[:, :, index],
+        )
         found, found_lse = row.finish()
         out[:, :, start : start + length] = found[:, :, :length].to(q.dtype)
         lse[:, :, start : start + length] = found_lse[:, :, :length]
@@ -135,22 +147,27 @@ class _Row:
                 scores = scores.masked_fill(~(visible[:, :, None] & here), -torch.inf)
                 self._add(scores, side.arithmetic, side.v.map(partial(_pick, block=block)))
 
-    def skip(self, means: _Means, q: Tensor, tiers: Tensor) -> None:
-        """All skipped blocks at once: keys that count as often as they have tokens."""
-        scores = (
-            means.scale * (q @ means.k.mT) + self.shift[..., None] + means.log_count[:, :, None]
-        )
+    def skip(
+        self, means: _Means, q: Tensor, tiers: Tensor, log_count: Tensor, linear: Tensor | None
+    ) -> None:
+        """All skipped blocks at once: keys that count as often as they have tokens. linear: like out, added to values."""
+        scores = means.scale * (q @ means.k.mT) + self.shift[..., None] + log_count[:, :, None]
         scores = scores.masked_fill((tiers != Tier.SKIP)[:, :, None], -torch.inf)
-        self._add(scores, Native(torch.bfloat16), Operand(means.v))
+        self._add(scores, Native(torch.bfloat16), Operand(means.v), linear)
 
-    def _add(self, scores: Tensor, arithmetic: Arithmetic, v: Operand) -> None:
+    def _add(
+        self, scores: Tensor, arithmetic: Arithmetic, v: Operand, linear: Tensor | None = None
+    ) -> None:
         """A block's weights are rounded below its own maximum, so that a large one elsewhere takes no range from them."""
         best = scores.amax(-1)
         weights = arithmetic.weights((scores - _finite(best)[..., None]).exp())
         new = torch.maximum(self.top, best)
         decay, share = ((x - _finite(new)).exp() for x in (self.top, best))
-        self.total = self.total * decay + weights.value.sum(-1) * share
-        self.out = self.out * decay[..., None] + multiply(weights, v) * share[..., None]
+        mass, found = weights.value.sum(-1), multiply(weights, v)
+        if linear is not None:
+            found = found + mass[..., None] * linear
+        self.total = self.total * decay + mass * share
+        self.out = self.out * decay[..., None] + found * share[..., None]
         self.top = new
 
     def finish(self) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,6 @@ from .statistics import KeyStatistics, Partition, QueryStatistics
 
 # Relative root mean square of a number's rounding to e4m3, of evenly spread mantissas.
 E4M3_ERROR = 0.0264
-# Share of a block's values that vary with the scores of its keys: rows of q are taken as directions at random otherwise.
-COMMON = 0.1
 LARGEST_BIAS = 1.0
 
 
@@ -54,32 +52,33 @@ def predict(
     """scale: of the scores."""
     share = queries.groups.shape[1] // keys.mean_k.shape[1]
     found = masses(queries, keys, rows, blocks, scale, context)
-    weight, variance, out = found.weight, found.variance, found.out
     mean_v = _of_heads(keys.mean_v, share).float()
-    noise, spread_v = (
-        _of_heads(x, share)[:, :, None, None] for x in (noise_of_keys(keys, blocks), keys.spread_v)
+    noise, spread_v, between_v = (
+        _of_heads(x, share)[:, :, None, None]
+        for x in (noise_of_keys(keys, blocks), keys.spread_v, keys.between_v)
     )
     n = blocks.lengths.clamp(min=1)
-    log_n = n.log()
-
-    length = mean_v.square().sum(-1)[:, :, None, None]
-    apart = length - 2 * torch.einsum("bhrqd,bhkd->bhrqk", out, mean_v)
-    apart = (apart + out.square().sum(-1, keepdim=True)).clamp(min=0)  # |mean_v - out|^2
-    few = variance.minimum(log_n)
-    bias = (variance / 2).clamp(max=LARGEST_BIAS)
-    lost = 1 - (bias - log_of_mean(variance, n)).exp()
-    skip = spread_v * (COMMON * variance + few.expm1() / n).clamp(max=1) + lost.square() * apart
-    size = queries.size[..., None, None] * scale**2 / out.shape[-1]
-    of_weight = E4M3_ERROR**2 * (1 + 2 * size * noise)
-    skim = of_weight * (spread_v + apart) + E4M3_ERROR**2 * (spread_v + length)
-    skim = skim * few.exp() / n
-
+    groups = blocks.sizes.shape[1]
     parts = rows.sizes / rows.lengths[:, None].clamp(min=1)  # [rows, query groups]
     counted = parts * (rows.lengths / rows.lengths.max())[:, None]
-    heads = queries.groups.shape[1]
-    energy = (counted[..., None] * out.square()).sum((1, 2, 3, 4)) / (counted.sum() * heads)
+
+    length = mean_v.square().sum(-1)[:, :, None, None]
+    out = (parts[..., None] * found.out).sum(3, keepdim=True)
+    apart = length - 2 * torch.einsum("bhrqd,bhkd->bhrqk", out, mean_v)
+    apart = (apart + out.square().sum(-1, keepdim=True)).clamp(min=0)  # |mean_v - out|^2
+    bias = (found.variance / 2).clamp(max=LARGEST_BIAS)
+    lost = 1 - (bias - found.gain).exp()
+    skip = between_v * (found.uneven_groups - 1) / max(groups - 1, 1) + lost.square() * apart
+    skip = skip + (spread_v - between_v) * (found.uneven - found.uneven_groups) / n
+    size = queries.size[..., None, None] * scale**2 / mean_v.shape[-1]
+    of_weight = E4M3_ERROR**2 * (1 + 2 * size * noise)
+    skim = of_weight * (spread_v + apart) + E4M3_ERROR**2 * (spread_v + length)
+    skim = skim * (found.uneven / n).clamp(max=1)
+
+    energy = (counted[..., None] * found.out.square()).sum((1, 2, 3, 4))
+    energy = energy / (counted.sum() * mean_v.shape[1])
     unit = energy.clamp(min=1e-30)[:, None, None, None, None]
-    squared = counted[..., None] * weight.square() / unit
+    squared = counted[..., None] * found.squared / unit
     return Predicted(
         (squared * skip).sum(3),
         (squared * skim).sum(3),
@@ -89,13 +88,20 @@ def predict(
 
 @dataclass(frozen=True)
 class Masses:
-    """float32, of groups of queries. weight: what a key block has of all weights [batch, heads, rows, groups, blocks].
+    """float32, of groups of queries: out [batch, heads, rows, groups, head_dim], the output; all else
+    [batch, heads, rows, groups, blocks].
 
-    variance: of the scores of its keys, alike. out: the output [batch, heads, rows, groups, head_dim].
+    weight: what a key block has of all weights; squared: the mean of its square over the group's queries. gain: ln of the
+    mean weight of a block's keys over the weight of their mean; variance: of their scores. uneven: the mean of the squared
+    weights of a block's keys over the square of their mean; uneven_groups: that of the means of its groups.
     """
 
     weight: Tensor
+    squared: Tensor
+    gain: Tensor
     variance: Tensor
+    uneven: Tensor
+    uneven_groups: Tensor
     out: Tensor
 
 
@@ -113,27 +119,67 @@ def masses(
     groups = _of_heads(keys.groups, share).float()
     rest = _of_heads(keys.rest, share)[:, :, None, None]
     n = blocks.lengths.clamp(min=1)
+    of_group = (n / blocks.sizes.shape[1]).clamp(min=1)
     within = scale**2 / q.shape[-1] * queries.size[..., None, None] * rest
+    gain_within = log_of_mean(within, of_group)
+    uneven_within = (log_of_mean(4 * within, of_group) - 2 * gain_within).clamp(min=0)
+    uneven_within = uneven_within.minimum(of_group.log())
+
     scores = scale * torch.einsum("bhrqd,bhgkd->gbhrqk", q, groups)
     part = (blocks.sizes / n[:, None]).T[:, None, None, None, None]
-    log_mass = (scores + blocks.sizes.T.log()[:, None, None, None, None]).logsumexp(0)
-    log_mass = log_mass + log_of_mean(within, (n / blocks.sizes.shape[1]).clamp(min=1))
     mean = (part * scores).sum(0)
-    variance = (part * (scores - mean).square()).sum(0) + within
-    total, of_context = log_mass.logsumexp(-1), torch.zeros_like(q)
+    apart = scores - mean
+    gain_groups = (apart + part.log()).logsumexp(0)
+    uneven_groups = ((2 * apart + part.log()).logsumexp(0) - 2 * gain_groups).nan_to_num(0).exp()
+    gain = (gain_groups + gain_within).nan_to_num(0, neginf=0)
+    log_mass = mean + gain + blocks.lengths.log()
+
+    total, of_context, k_context = log_mass.logsumexp(-1), torch.zeros_like(q), torch.zeros_like(q)
+    center = center_of_keys(keys, blocks)
     if context is not None and context.k.shape[2]:
-        total, of_context = _read_context(q, context, total, scale, share)
-    weight = (log_mass - total[..., None]).exp()
+        total, of_context, k_context = _read_context(q, context, center, total, scale, share)
+    log_weight = log_mass - total[..., None]
+    weight = log_weight.exp()
     mean_v = _of_heads(keys.mean_v, share).float()
-    out = torch.einsum("bhrqk,bhkd->bhrqd", weight, mean_v) + of_context
-    return Masses(weight, variance, out)
+    mean_k = _of_heads(keys.mean_k.float() - center, share)
+    out, seen = (torch.einsum("bhrqk,bhkd->bhrqd", weight, x) for x in (mean_v, mean_k))
+    spread = _spread_of_queries(queries, mean_k, seen + k_context, scale)
+    tokens = rows.sizes[..., None].clamp(min=1)
+    squared = (2 * log_weight + log_of_mean(4 * spread, tokens)).clamp(max=0).exp()
+    return Masses(
+        weight,
+        squared,
+        gain,
+        (part * apart.square()).sum(0) + within,
+        uneven_groups * uneven_within.exp(),
+        uneven_groups,
+        out + of_context,
+    )
+
+
+def _spread_of_queries(
+    queries: QueryStatistics, mean_k: Tensor, seen: Tensor, scale: float
+) -> Tensor:
+    """The variance of ln weight of a block over a group's queries: that of scale q . (mean_k - mean of the keys it sees).
+
+    As Sigma is diagonal, the square is multiplied out. mean_k: [batch, heads, blocks, head_dim]
+    """
+    spread = queries.spread.float()
+    squares = torch.einsum("bhrqd,bhkd->bhrqk", spread, mean_k.square())
+    products = torch.einsum("bhrqd,bhkd->bhrqk", spread * seen, mean_k)
+    own = (spread * seen.square()).sum(-1, keepdim=True)
+    return scale**2 * (squares - 2 * products + own).clamp(min=0)
+
+
+def center_of_keys(keys: KeyStatistics, blocks: Partition) -> Tensor:
+    """float32 [batch, kv_heads, 1, head_dim]: the mean of all keys"""
+    part = (blocks.lengths / blocks.lengths.sum())[:, None]
+    return (part * keys.mean_k.float()).sum(2, keepdim=True)
 
 
 def noise_of_keys(keys: KeyStatistics, blocks: Partition) -> Tensor:
     """float32 [batch, kv_heads, blocks]: the mean of |k - mean of all keys|^2, what e4m3 rounds of a block."""
-    mean_k = keys.mean_k.float()
-    part = (blocks.lengths / blocks.lengths.sum())[:, None]
-    return keys.total + (mean_k - (part * mean_k).sum(2, keepdim=True)).square().sum(-1)
+    return keys.total + (keys.mean_k.float() - center_of_keys(keys, blocks)).square().sum(-1)
 
 
 def log_of_mean(variance: Tensor, n: Tensor) -> Tensor:
@@ -146,17 +192,20 @@ def log_of_mean(variance: Tensor, n: Tensor) -> Tensor:
 
 
 def _read_context(
-    q: Tensor, context: Context, total: Tensor, scale: float, share: int
-) -> tuple[Tensor, Tensor]:
-    """(logsumexp with the keys of the context [batch, heads, rows, groups], their part of the output [..., head_dim])"""
-    k, v = (_of_heads(x, share).float() for x in (context.k, context.v))
+    q: Tensor, context: Context, center: Tensor, total: Tensor, scale: float, share: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(logsumexp with the keys of the context [batch, heads, rows, groups], their part of the output [..., head_dim],
+    and of the mean of the keys, less `center`)"""
+    k, v, center = (_of_heads(x, share).float() for x in (context.k, context.v, center))
     scores = scale * torch.einsum("bhrqd,bhkd->bhrqk", q, k)
+    k = k - center
     if context.shown is not None:
-        hidden = ~context.shown[:, None, None, None]
-        scores = scores.masked_fill(hidden, -torch.inf)
-        v = v.masked_fill(~context.shown[:, None, :, None], 0)
+        scores = scores.masked_fill(~context.shown[:, None, None, None], -torch.inf)
+        k, v = (x.masked_fill(~context.shown[:, None, :, None], 0) for x in (k, v))
     total = torch.logaddexp(total, scores.logsumexp(-1))
-    return total, torch.einsum("bhrqk,bhkd->bhrqd", (scores - total[..., None]).exp(), v)
+    weight = (scores - total[..., None]).exp()
+    of_values, of_keys = (torch.einsum("bhrqk,bhkd->bhrqd", weight, x) for x in (v, k))
+    return total, of_values, of_keys
 
 
 def _of_heads(x: Tensor, share: int) -> Tensor:

@@ -36,7 +36,7 @@ class Routing:
     skimmed blocks ascending, then -1. counts: int32 [batch, heads, rows, 2], refined and skimmed ones.
 
     bias: float32 [batch, heads, rows, blocks rounded up to 128]: what is added to scores q . mean_k of skipped blocks before
-    they are scaled; -inf for all others.
+    they are scaled; -inf for all others. With the mass of all of them, the kernel adds mass * (q @ `KeyStatistics.slope`).
     """
 
     order: Tensor

@@ -51,10 +51,11 @@ class Partition:
 
 @dataclass(frozen=True)
 class QueryStatistics:
-    """Of rows of queries. groups: dtype of q [batch, heads, rows, groups, head_dim], 0 of empty groups. size: float32
-    [batch, heads, rows], the mean of |q|^2."""
+    """Of rows of queries. groups, spread: dtype of q [batch, heads, rows, groups, head_dim], means and variances of the
+    groups' queries in each channel, 0 of empty groups. size: float32 [batch, heads, rows], the mean of |q|^2."""
 
     groups: Tensor
+    spread: Tensor
     size: Tensor
 
 
@@ -62,9 +63,10 @@ class QueryStatistics:
 class KeyStatistics:
     """Of key blocks. mean_k, mean_v: dtype of q [batch, kv_heads, blocks, head_dim].
 
-    groups: dtype of q [batch, kv_heads, groups, blocks, head_dim], means of the groups' keys, 0 of empty ones. The rest is
-    float32 [batch, kv_heads, blocks]: total, the mean of |k - mean_k|^2; rest, that of |k - mean of its group|^2; spread_v,
-    the mean of |v - mean_v|^2.
+    groups: dtype of q [batch, kv_heads, groups, blocks, head_dim], means of the groups' keys, 0 of empty ones. float32
+    [batch, kv_heads, blocks]: total, the mean of |k - mean_k|^2; rest, that of |k - mean of its group|^2; spread_v, the mean
+    of |v - mean_v|^2; between_v, that of |mean of its group - mean_v|^2. cross: float32 [batch, kv_heads, head_dim,
+    head_dim], the mean over all keys of (k - mean_k) (v - mean_v)^T, means being those of the key's block.
     """
 
     mean_k: Tensor
@@ -73,16 +75,28 @@ class KeyStatistics:
     total: Tensor
     rest: Tensor
     spread_v: Tensor
+    between_v: Tensor
+    cross: Tensor
+
+    def slope(self, scale: float) -> Tensor:
+        """What the values of skipped blocks are off their means by, for a query q: q @ slope. scale: of the scores.
+
+        dtype of q [batch, kv_heads, head_dim, head_dim]
+        """
+        return (scale * self.cross).to(self.mean_k.dtype)
 
 
 def query_statistics(q: Tensor, rows: Partition) -> QueryStatistics:
     """q: [batch, heads, tokens of the video, head_dim]"""
     block, token = _members(rows.runs)
     x = q[:, :, token].float()
-    groups = _means(x, block, rows.groups[token].long(), rows.sizes)
+    of_token = rows.groups[token].long()
+    groups = _means(x, block, of_token, rows.sizes)
+    spread = _means((x - groups[:, :, block, of_token]).square(), block, of_token, rows.sizes)
     size = x.new_zeros((*q.shape[:2], len(rows.runs)))
     size.index_add_(2, block, x.square().sum(-1))
-    return QueryStatistics(groups.to(q.dtype), size / rows.lengths.clamp(min=1))
+    size = size / rows.lengths.clamp(min=1)
+    return QueryStatistics(groups.to(q.dtype), spread.to(q.dtype), size)
 
 
 def key_statistics(k: Tensor, v: Tensor, blocks: Partition) -> KeyStatistics:
@@ -95,17 +109,22 @@ def key_statistics(k: Tensor, v: Tensor, blocks: Partition) -> KeyStatistics:
     groups = _means(keys, block, of_token, blocks.sizes)
     mean_k, mean_v = (_means(x, block, *all_of_block)[:, :, :, 0] for x in (keys, values))
 
-    def spread(x: Tensor, means: Tensor) -> Tensor:
+    mean_groups = _means(values, block, of_token, blocks.sizes)
+    keys_off, values_off = keys - mean_k[:, :, block], values - mean_v[:, :, block]
+
+    def spread(x: Tensor) -> Tensor:
         total = x.new_zeros((*k.shape[:2], len(n)))
-        return total.index_add_(2, block, (x - means).square().sum(-1)) / n
+        return total.index_add_(2, block, x.square().sum(-1)) / n
 
     return KeyStatistics(
         mean_k.to(k.dtype),
         mean_v.to(k.dtype),
         groups.transpose(2, 3).contiguous().to(k.dtype),
-        spread(keys, mean_k[:, :, block]),
-        spread(keys, groups[:, :, block, of_token]),
-        spread(values, mean_v[:, :, block]),
+        spread(keys_off),
+        spread(keys - groups[:, :, block, of_token]),
+        spread(values_off),
+        spread(mean_groups[:, :, block, of_token] - mean_v[:, :, block]),
+        keys_off.mT @ values_off / max(len(token), 1),
     )
 
 

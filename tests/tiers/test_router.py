@@ -96,6 +96,10 @@ def test_statistics_are_what_they_say(tiling, sizes, groups, seed):
             assert rows.sizes[i, g] == of_group.shape[2]
             expected = of_group.sum(2) / max(of_group.shape[2], 1)
             torch.testing.assert_close(of_q.groups[:, :, i, g], expected)
+            if of_group.shape[2]:
+                expected = of_group.var(2, unbiased=False)
+                torch.testing.assert_close(of_q.spread[:, :, i, g], expected)
+    cross = torch.zeros_like(of_k.cross)
     for j, (start, length) in enumerate(blocks.runs.tolist()):
         if not length:
             continue
@@ -106,14 +110,20 @@ def test_statistics_are_what_they_say(tiling, sizes, groups, seed):
             torch.testing.assert_close(
                 found[:, :, j], x.var(2, unbiased=False).sum(-1), rtol=1e-4, atol=1e-5
             )
-        rest = torch.zeros(2, 1)
+        cross += (keys - keys.mean(2, True)).mT @ (values - values.mean(2, True))
+        rest, between = torch.zeros(2, 1), torch.zeros(2, 1)
         for g in range(groups[1]):
-            of_group = keys[:, :, blocks.groups[start : start + length] == g]
+            of_block = blocks.groups[start : start + length]
+            of_group = keys[:, :, of_block == g]
             if of_group.shape[2]:
                 mean = of_group.mean(2)
                 torch.testing.assert_close(of_k.groups[:, :, g, j], mean)
                 rest += (of_group - mean[:, :, None]).square().sum((2, 3))
+                off = values[:, :, of_block == g].mean(2) - values.mean(2)
+                between += of_group.shape[2] * off.square().sum(-1)
         torch.testing.assert_close(of_k.rest[:, :, j], rest / length, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(of_k.between_v[:, :, j], between / length, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(of_k.cross, cross / tiling.tokens, rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=20)

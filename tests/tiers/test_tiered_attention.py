@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import pytest
@@ -17,6 +18,7 @@ from sta_compile.ir.token_blocks import TokenBlocks, token_blocks
 from sta_compile.ir.window import Window
 from sta_compile.tiers.arithmetic import Fp8, Native, Nvfp4, Refined
 from sta_compile.tiers.attention import Tier, tiered_attention
+from sta_compile.tiers.statistics import Partition, key_statistics
 
 EXACT = Native(torch.float32)
 LOW = [Fp8(), Nvfp4(), Nvfp4("nvfp4"), Refined()]
@@ -145,6 +147,29 @@ def test_equal_keys_are_their_means():
     assert relative_error(found, dense(q, k, v, 0.2)) < 4e-3
     scores = 0.2 * q.double() @ k.double().mT
     torch.testing.assert_close(lse.double(), scores.logsumexp(-1), rtol=0, atol=4e-3)
+
+
+def test_values_that_are_linear_in_keys_need_a_slope():
+    """Keys of normal distribution in each block, and v = k A: the mean value of softmax is mean_v + q @ slope, its mass
+    that of half the variance of its scores."""
+    geometry = video((8, 8, 8), tiles=(1, 1, 1))
+    blocks = token_blocks(geometry, 512, 512)
+    q, k, _ = operands(geometry, kv_heads=1, d=16)
+    v = k @ torch.randn(16, 16)
+    scale = 0.15
+    statistics = key_statistics(k, v, Partition.of(geometry.tiling, blocks.keys, 1))
+    variance = (scale * q) @ torch.cov(k[0, 0].mT, correction=0) * (scale * q)
+    mass = math.log(512) + (variance.sum(-1) / 2).mean(-1)
+    tiers = all_of(Tier.SKIP, blocks)
+    known = mass[:, :, None, None], statistics.slope(scale)
+    errors = []
+    for means in ((None, None), known):
+        found, lse = tiered_attention(q, k, v, tiers, blocks, scale, EXACT, EXACT, None, *means)
+        exact = (scale * q @ k.mT).logsumexp(-1)
+        errors.append((relative_error(found, dense(q, k, v, scale)), float((lse - exact).norm())))
+    (plain, far), (linear, near) = errors
+    assert linear < 0.2 * plain
+    assert near < 0.6 * far
 
 
 @pytest.mark.parametrize("tier", [Tier.SKIM, Tier.REFINE])
