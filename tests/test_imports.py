@@ -17,7 +17,7 @@ ALLOWED = {
     "planning": {"errors", "ir"},
     "codegen": {"errors", "ir", "cutlass_templates"},
     # Where binaries are kept and what compiles them are options of the process.
-    "runtime": {"errors", "ir", "codegen", "config"},
+    "runtime": {"errors", "ir", "codegen", "config", "tiers"},
     # Planning is pure: a spec for grids known only at run time is answered where it is launched.
     "ops": {"errors", "ir", "planning", "codegen", "runtime", "tiers"},
     "tiers": {"errors", "ir"},

@@ -32,8 +32,8 @@ class Context:
 class Predicted:
     """float32 [batch, heads, rows, key blocks]. skip, skim: relative squared errors.
 
-    log_skipped: what is added to the scaled score of a skipped block's mean: ln of its keys, and half the variance of their
-    scores, but at most LARGEST_BIAS of it.
+    log_skipped: what is added to the scaled score of a skipped block's mean: ln of its keys, and what the mean weight of
+    its keys has over the weight of their mean, but at most LARGEST_BIAS of it.
     """
 
     skip: Tensor
@@ -66,14 +66,14 @@ def predict(
     out = (parts[..., None] * found.out).sum(3, keepdim=True)
     apart = length - 2 * torch.einsum("bhrqd,bhkd->bhrqk", out, mean_v)
     apart = (apart + out.square().sum(-1, keepdim=True)).clamp(min=0)  # |mean_v - out|^2
-    bias = (found.variance / 2).clamp(max=LARGEST_BIAS)
+    bias = found.gain.clamp(max=LARGEST_BIAS)
     lost = 1 - (bias - found.gain).exp()
     skip = between_v * (found.uneven_groups - 1) / max(groups - 1, 1) + lost.square() * apart
     skip = skip + (spread_v - between_v) * (found.uneven - found.uneven_groups) / n
     size = queries.size[..., None, None] * scale**2 / mean_v.shape[-1]
     of_weight = E4M3_ERROR**2 * (1 + 2 * size * noise)
     skim = of_weight * (spread_v + apart) + E4M3_ERROR**2 * (spread_v + length)
-    skim = skim * (found.uneven / n).clamp(max=1)
+    skim = skim * found.uneven / n
 
     energy = (counted[..., None] * found.out.square()).sum((1, 2, 3, 4))
     energy = energy / (counted.sum() * mean_v.shape[1])
@@ -92,14 +92,13 @@ class Masses:
     [batch, heads, rows, groups, blocks].
 
     weight: what a key block has of all weights; squared: the mean of its square over the group's queries. gain: ln of the
-    mean weight of a block's keys over the weight of their mean; variance: of their scores. uneven: the mean of the squared
-    weights of a block's keys over the square of their mean; uneven_groups: that of the means of its groups.
+    mean weight of a block's keys over the weight of their mean. uneven: the mean of the squared weights of a block's keys
+    over the square of their mean; uneven_groups: that of the means of its groups.
     """
 
     weight: Tensor
     squared: Tensor
     gain: Tensor
-    variance: Tensor
     uneven: Tensor
     uneven_groups: Tensor
     out: Tensor
@@ -116,7 +115,9 @@ def masses(
     """Exact where groups are single tokens."""
     share = queries.groups.shape[1] // keys.mean_k.shape[1]
     q = queries.groups.float()
-    groups = _of_heads(keys.groups, share).float()
+    offsets = _of_heads(keys.offsets, share).float()
+    center = center_of_keys(keys, blocks)
+    mean_k = _of_heads(keys.mean_k, share).float()
     rest = _of_heads(keys.rest, share)[:, :, None, None]
     n = blocks.lengths.clamp(min=1)
     of_group = (n / blocks.sizes.shape[1]).clamp(min=1)
@@ -125,23 +126,21 @@ def masses(
     uneven_within = (log_of_mean(4 * within, of_group) - 2 * gain_within).clamp(min=0)
     uneven_within = uneven_within.minimum(of_group.log())
 
-    scores = scale * torch.einsum("bhrqd,bhgkd->gbhrqk", q, groups)
+    mean = scale * torch.einsum("bhrqd,bhkd->bhrqk", q, mean_k)
+    apart = scale * torch.einsum("bhrqd,bhgkd->gbhrqk", q, offsets)
     part = (blocks.sizes / n[:, None]).T[:, None, None, None, None]
-    mean = (part * scores).sum(0)
-    apart = scores - mean
     gain_groups = (apart + part.log()).logsumexp(0)
     uneven_groups = ((2 * apart + part.log()).logsumexp(0) - 2 * gain_groups).nan_to_num(0).exp()
     gain = (gain_groups + gain_within).nan_to_num(0, neginf=0)
     log_mass = mean + gain + blocks.lengths.log()
 
     total, of_context, k_context = log_mass.logsumexp(-1), torch.zeros_like(q), torch.zeros_like(q)
-    center = center_of_keys(keys, blocks)
     if context is not None and context.k.shape[2]:
         total, of_context, k_context = _read_context(q, context, center, total, scale, share)
     log_weight = log_mass - total[..., None]
     weight = log_weight.exp()
     mean_v = _of_heads(keys.mean_v, share).float()
-    mean_k = _of_heads(keys.mean_k.float() - center, share)
+    mean_k = mean_k - _of_heads(center, share)
     out, seen = (torch.einsum("bhrqk,bhkd->bhrqd", weight, x) for x in (mean_v, mean_k))
     spread = _spread_of_queries(queries, mean_k, seen + k_context, scale)
     tokens = rows.sizes[..., None].clamp(min=1)
@@ -150,7 +149,6 @@ def masses(
         weight,
         squared,
         gain,
-        (part * apart.square()).sum(0) + within,
         uneven_groups * uneven_within.exp(),
         uneven_groups,
         out + of_context,

@@ -58,6 +58,7 @@ def choose_tiers(
     tiers = torch.where(
         skipped, int(Tier.SKIP), torch.where(skimmed, int(Tier.SKIM), int(Tier.REFINE))
     )
+    tiers = tiers.masked_fill(predicted.log_skipped == -torch.inf, int(Tier.SKIP))  # no keys
     if inside is not None:
         tiers = tiers.masked_fill(~inside, int(Tier.SKIP))
     return tiers.to(torch.uint8)

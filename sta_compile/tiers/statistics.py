@@ -22,12 +22,15 @@ class Partition:
     """Blocks of the tokens of a video, in compact groups.
 
     runs: int32 [blocks, 2], (start, length) in tokens of the video; a length may be 0. groups: uint8 [tokens], the group of
-    each token within its block. sizes: float32 [blocks, groups], tokens of each group.
+    each token within its block. sizes: float32 [blocks, groups], tokens of each group. longest: tokens of the longest block;
+    tokens: of all of them.
     """
 
     runs: Tensor
     groups: Tensor
     sizes: Tensor
+    longest: int
+    tokens: int
 
     @staticmethod
     def of(
@@ -41,7 +44,10 @@ class Partition:
         block, token = _members(table)
         sizes = torch.zeros(len(runs), groups)
         sizes.index_put_((block, of_tokens[token].long()), torch.ones(len(block)), accumulate=True)
-        return Partition(table.to(device), of_tokens.to(device), sizes.to(device))
+        longest = max(length for _, length in runs)
+        return Partition(
+            table.to(device), of_tokens.to(device), sizes.to(device), longest, len(token)
+        )
 
     @property
     def lengths(self) -> Tensor:
@@ -63,15 +69,15 @@ class QueryStatistics:
 class KeyStatistics:
     """Of key blocks. mean_k, mean_v: dtype of q [batch, kv_heads, blocks, head_dim].
 
-    groups: dtype of q [batch, kv_heads, groups, blocks, head_dim], means of the groups' keys, 0 of empty ones. float32
-    [batch, kv_heads, blocks]: total, the mean of |k - mean_k|^2; rest, that of |k - mean of its group|^2; spread_v, the mean
-    of |v - mean_v|^2; between_v, that of |mean of its group - mean_v|^2. cross: float32 [batch, kv_heads, head_dim,
-    head_dim], the mean over all keys of (k - mean_k) (v - mean_v)^T, means being those of the key's block.
+    offsets: dtype of q [batch, kv_heads, groups, blocks, head_dim], means of the groups' keys less mean_k, 0 of empty ones.
+    float32 [batch, kv_heads, blocks]: total, the mean of |k - mean_k|^2; rest, that of |k - mean of its group|^2; spread_v,
+    the mean of |v - mean_v|^2; between_v, that of |mean of its group - mean_v|^2. cross: float32 [batch, kv_heads,
+    head_dim, head_dim], the mean over all keys of (k - mean_k) (v - mean_v)^T, means being those of the key's block.
     """
 
     mean_k: Tensor
     mean_v: Tensor
-    groups: Tensor
+    offsets: Tensor
     total: Tensor
     rest: Tensor
     spread_v: Tensor
@@ -110,6 +116,7 @@ def key_statistics(k: Tensor, v: Tensor, blocks: Partition) -> KeyStatistics:
     mean_k, mean_v = (_means(x, block, *all_of_block)[:, :, :, 0] for x in (keys, values))
 
     mean_groups = _means(values, block, of_token, blocks.sizes)
+    offsets = (groups - mean_k[:, :, :, None]) * (blocks.sizes > 0)[..., None]
     keys_off, values_off = keys - mean_k[:, :, block], values - mean_v[:, :, block]
 
     def spread(x: Tensor) -> Tensor:
@@ -119,7 +126,7 @@ def key_statistics(k: Tensor, v: Tensor, blocks: Partition) -> KeyStatistics:
     return KeyStatistics(
         mean_k.to(k.dtype),
         mean_v.to(k.dtype),
-        groups.transpose(2, 3).contiguous().to(k.dtype),
+        offsets.transpose(2, 3).contiguous().to(k.dtype),
         spread(keys_off),
         spread(keys - groups[:, :, block, of_token]),
         spread(values_off),
