@@ -28,11 +28,14 @@ KEY_DIRECTIONS = {
 
 
 class Product(NamedTuple):
+    """bytes: of elements in e4m3, and not of 16 bits."""
+
     name: str
     columns: int
     form: str
     left: str = "K"
     right: str = "K"
+    bytes: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,12 @@ def _forward_fp8(spec: KernelSpec) -> Program:
     first = head_dim // 2 // 8 * 8
     shared = FP8_KEYS * (blocks.m + blocks.stages * (blocks.n + head_dim + ONES)) + EXTRA
     products = (
-        Product("ScoresMma", blocks.n, "SS"),
-        Product("FirstMma", first, "RS"),
-        Product("LastMma", head_dim - first + ONES, "RS"),
+        Product("ByteScoresMma", blocks.n, "SS", bytes=True),
+        Product("FirstMma", first, "RS", bytes=True),
+        Product("LastMma", head_dim - first + ONES, "RS", bytes=True),
     )
-    warpgroups = blocks.m // QUERY_UNIT
-    constants = _constants(spec, shared, warpgroups, kKeys=blocks.n, kFirst=first)
+    constants = _constants(spec, shared, blocks.m // QUERY_UNIT)
+    constants |= {"kKeys": blocks.n, "kFirst": first, "kByteStages": constants.pop("kStages")}
     entries = {"sta_attention_forward_fp8": FORWARD_FP8}
     return Program("sm90/attention_forward_fp8.cuh", entries, constants, products, shared)
 
@@ -119,7 +122,6 @@ def _rows(spec: KernelSpec) -> Program:
 def _constants(spec: KernelSpec, shared: int, warpgroups: int, **others: int) -> dict[str, int]:
     return {
         "kBfloat16": spec.dtype == "bf16",
-        "kOperandBytes": 1 if spec.precision == "fp8" else 2,
         "kHeadDim": spec.head_dim,
         "kWarpgroups": warpgroups,
         "kStages": spec.blocks.stages,

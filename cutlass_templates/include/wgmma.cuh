@@ -20,11 +20,10 @@ struct UpTo<0, I...> {
 };
 
 constexpr int kSwizzle = 128;              // bytes of a row of an atom
-constexpr int kAtomColumns = kSwizzle / kOperandBytes;
-constexpr int kDepth = 32 / kOperandBytes;  // columns of both operands that an instruction multiplies
+constexpr int kDepthBytes = 32;            // of columns of both operands that an instruction multiplies
 
-// The matrix descriptor of the PTX ISA ("Matrix descriptor format"). A matrix is stored as blocks of kAtomColumns
-// columns; eight rows of a block are one swizzle atom. leading_bytes: from block to block, where columns are
+// The matrix descriptor of the PTX ISA ("Matrix descriptor format"). A matrix is stored as blocks of kSwizzle
+// bytes of each row; eight rows of a block are one swizzle atom. leading_bytes: from block to block, where columns are
 // the contiguous dimension of a transposed operand; it is not used otherwise.
 __device__ __forceinline__ unsigned long long describe(void const* matrix, int leading_bytes) {
   unsigned long long const swizzle_128 = 1ull << 62, atom_bytes = 8 * kSwizzle;

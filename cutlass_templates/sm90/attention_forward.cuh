@@ -17,7 +17,15 @@
 // over all scores and a rescaling of the output in each step, and exp2 need not wait for the maximum.
 #pragma once
 
+#include "sm90/forward_problem.cuh"
 #include "sm90/online_softmax.cuh"
+
+namespace sta {
+
+using Shared = SharedRows<Halves, KeyStages, kStages>;
+static_assert(offsetof(Shared, first) + sizeof(Shared::first) <= kSharedBytes);
+
+}  // namespace sta
 
 extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     sta_attention_forward(__grid_constant__ sta::Parameters const p) {
@@ -25,9 +33,9 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   if (shared_address(memory) % 1024 != 0) __trap();  // swizzled boxes need it, and the declaration asks for it
-  auto const load_queries = [&](int active, Work const& work) { load_rows(s.q, p.q, s.first, active, s.q_full, work); };
+  auto const load_queries = [&](int active, Work const& work) { load_rows<Halves>(s.q, p.q, s.first, active, s.q_full, work); };
   auto const compute = [&](Work const& work, WarpRows const& rows, int id, bool shared, int blocks, int all) {
-    Consumer consumer{s, id, static_cast<int>(threadIdx.x) % 128, p.problem.scale};
+    Consumer<Shared> consumer{s, id, static_cast<int>(threadIdx.x) % 128, p.problem.scale};
     wait(s.q_full, 0);
     if (shared) {
       consumer.walk<false, true>(0, blocks);
@@ -40,5 +48,5 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     consumer.store(p.out.row(work.batch, work.head, rows.first), p.out.token, p.lse + first_row(p.problem, work) + rows.first, rows.count);
   };
   constexpr bool kMany = kWarpgroups > 2;
-  run_block<false, true, kMany ? 32 : 40, kMany ? 160 : 232>(p.problem, KeyRows{p.keys, s.stages}, s, load_queries, compute);
+  run_block<KeyLoader<false, KeyRows>, true, kMany ? 32 : 40, kMany ? 160 : 232>(p.problem, KeyRows{p.keys, s.stages}, s, load_queries, compute);
 }

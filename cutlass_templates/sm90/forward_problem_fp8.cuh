@@ -6,8 +6,8 @@
 namespace sta {
 
 struct Parameters {
-  TensorMap q;  // boxes of kAtomColumns columns by kGroup tokens
-  KeyMaps keys;
+  TensorMap q;  // boxes of kHeadDim columns by kGroup tokens
+  ByteMaps keys;
   Output out;
   float* lse;            // [batch, heads, queries]
   float const* q_scale;  // [batch, heads, queries]

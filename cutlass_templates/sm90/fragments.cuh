@@ -4,18 +4,19 @@
 
 #include "include/packed_walk.cuh"
 #include "include/ptx.cuh"
-#include "include/wgmma.cuh"
+#include "sm90/row_layout.cuh"
 
 namespace sta {
 
-// left . right^T over columns: 64 rows of `left` by 2 * kCount rows of `right`. Both lie in blocks of kAtomColumns columns,
+// left . right^T over columns: 64 rows of `left` by 2 * kCount rows of `right`. Both lie in blocks of columns as Layout says,
 // by kLeftRows and kRightRows rows.
-template <class Mma, int kLeftRows, int kRightRows, int kCount>
+template <class Layout, class Mma, int kLeftRows, int kRightRows, int kCount>
 __device__ __forceinline__ void multiply_rows(void const* left, void const* right, float (&sum)[kCount]) {
   auto const a = describe(left, 0), b = describe(right, 0);
 #pragma unroll
-  for (int i = 0; i < (kHeadDim + kDepth - 1) / kDepth; i++) {
-    int const block = i * kDepth / kAtomColumns, offset = i * kDepth % kAtomColumns * kOperandBytes;
+  for (int i = 0; i < (kHeadDim + Layout::kDepth - 1) / Layout::kDepth; i++) {
+    int const column = i * Layout::kDepth, block = column / Layout::kAtomColumns;
+    int const offset = column % Layout::kAtomColumns * Layout::kBytes;
     product<Mma>(a + (block * kLeftRows * kSwizzle + offset) / 16, b + (block * kRightRows * kSwizzle + offset) / 16, sum,
                  i == 0 ? ScaleOut::Zero : ScaleOut::One, typename UpTo<kCount>::Type());
   }
@@ -34,7 +35,7 @@ __device__ __forceinline__ void add_rows(unsigned const (&left)[kRows / 4], void
 
 // Scores of keys that do not count become -infinity. seen: for each two groups of kGroup keys, which do. Key `i` of a group
 // is column i, or with 8-bit operands column i / 2 % 2 * 8 + i / 4 * 2 + i % 2: then a thread has four keys in a row.
-template <int kCount>
+template <class Layout, int kCount>
 __device__ __forceinline__ void hide_unseen(unsigned const* seen, int lane, float (&scores)[kCount]) {
   constexpr int kGroups = kCount / 8, kWords = (kGroups + 1) / 2;
   unsigned words[kWords];
@@ -44,10 +45,10 @@ __device__ __forceinline__ void hide_unseen(unsigned const* seen, int lane, floa
   for (int g = 0; g < kGroups; g++) {
     unsigned const of_group = words[g / 2] >> g % 2 * kGroup & 0xFFFF;
     if (of_group == 0xFFFF) continue;
-    unsigned const mine = of_group >> lane % 4 * (4 / kOperandBytes);
+    unsigned const mine = of_group >> lane % 4 * (4 / Layout::kBytes);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      int const key = i / 4 * (kOperandBytes == 1 ? 2 : 8) + i % 2;
+      int const key = i / 4 * (Layout::kBytes == 1 ? 2 : 8) + i % 2;
       if (!(mine >> key & 1)) scores[8 * g + i] = -kInfinity;
     }
   }

@@ -11,10 +11,10 @@
 
 namespace sta {
 
-static_assert(kColumnBlocks == 1, "a row of keys is one block of columns");
+static_assert(Bytes::kColumnBlocks == 1, "a row of keys is one block of columns");
 static_assert(kKeys == kSwizzle, "a row of transposed values is one block of bytes");
 
-struct KeyMaps {
+struct ByteMaps {
   TensorMap k, v;              // boxes of kSwizzle columns by kKeys tokens, and of kKeys tokens by kHeadDim columns
   TensorMap k_group, v_group;  // of kGroup tokens; those of values without a swizzle
 };
@@ -24,16 +24,18 @@ constexpr int kBlockValues = kKeys * kHeadDim;
 // In the rest each group of kGroup keys is a box of its own: kGroup bytes of each column, and ones behind them.
 constexpr int kGroupValues = kGroup * kHeadDim, kGroupPitch = kGroupValues + kGroup * kOnes;
 
-struct KeyStages {
-  alignas(1024) unsigned char k[kStages][kKeys * kRowBytes];
-  alignas(1024) unsigned char v[kStages][kKeys * (kHeadDim + kOnes)];
+struct ByteStages {
+  alignas(1024) unsigned char k[kByteStages][kKeys * Bytes::kRowBytes];
+  alignas(1024) unsigned char v[kByteStages][kKeys * (kHeadDim + kOnes)];
 };
 
 struct KeyBytes {
-  KeyMaps const& maps;
-  KeyStages& stages;
-  static constexpr int kKeyBytes = kKeys * kRowBytes, kValueBytes = kBlockValues;  // of a block
+  ByteMaps const& maps;
+  ByteStages& stages;
+  static constexpr int kKeyBytes = kKeys * Bytes::kRowBytes, kValueBytes = kBlockValues;  // of a block
   static constexpr bool kClears = false;  // hidden keys have no values that are not finite
+  static constexpr bool kAligned = true;  // transposed rows are loaded from multiples of 16 bytes
+  static constexpr int kInFlight = kByteStages;
 
   // One thread: whole blocks.
   __device__ __forceinline__ void load_keys(int stage, Barrier& full, int token, int head, int batch) const {
@@ -61,7 +63,7 @@ struct KeyBytes {
 
   // One warp: for whole blocks.
   __device__ __forceinline__ void start() const {
-    for (int i = threadIdx.x % 32; i < kStages * kOnes; i += 32)
+    for (int i = threadIdx.x % 32; i < kByteStages * kOnes; i += 32)
       write_ones<kKeys>(stages.v[i / kOnes] + kBlockValues + i % kOnes * kKeys);
     fence_shared_writes();
     __syncwarp();

@@ -27,7 +27,7 @@ struct KeyConsumer {
 
   // This warpgroup's keys or values by q or dout.
   __device__ __forceinline__ void multiply(unsigned char const* keys, unsigned char const* queries, float (&sum)[kScores]) {
-    multiply_rows<ScoresMma, kBlockKeys, kBlockQueries>(keys + id * kRows * kSwizzle, queries, sum);
+    multiply_rows<Halves, ScoresMma, kBlockKeys, kBlockQueries>(keys + id * kRows * kSwizzle, queries, sum);
   }
 
   __device__ __forceinline__ void exponentiate(int stage) {

@@ -11,17 +11,18 @@ static_assert(kKeys % kGroup == 0);
 constexpr int kScores = kKeys / 2, kOutputs = kHeadDim / 2;  // registers of a thread
 
 // Apart from the stages of keys and values, whose alignment would pad it.
+template <int kInFlight>
 struct KeyState {
-  Barrier k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages], v_loaded, seen_empty[kStages];
+  Barrier k_full[kInFlight], k_empty[kInFlight], v_full[kInFlight], v_empty[kInFlight], v_loaded, seen_empty[kInFlight];
   GroupList<kKeys / kGroup> list;
   int blocks, rest_blocks;
   bool shared;  // all warpgroups take the first one's rows, and different blocks of keys
-  unsigned seen[kStages][(kKeys / kGroup + 1) / 2];  // of two groups: bit i, key i counts
+  unsigned seen[kInFlight][(kKeys / kGroup + 1) / 2];  // of two groups: bit i, key i counts
 
   // What the loads of the first blocks need.
   __device__ __forceinline__ void init_loads() {
     init(v_loaded, 1);
-    for (int i = 0; i < kStages; i++) {
+    for (int i = 0; i < kInFlight; i++) {
       init(k_full[i], 1);
       init(v_full[i], 1);
     }
@@ -29,7 +30,7 @@ struct KeyState {
 
   // readers: warpgroups that say when a block is no longer needed, and each thread of them that it has read `seen`.
   __device__ __forceinline__ void init_releases(int readers) {
-    for (int i = 0; i < kStages; i++) {
+    for (int i = 0; i < kInFlight; i++) {
       init(k_empty[i], readers);
       init(v_empty[i], readers);
       init(seen_empty[i], readers * 128);
@@ -37,9 +38,10 @@ struct KeyState {
   }
 };
 
-// Runs of keys: of the video's window, then one for each context.
+// Runs of keys: of the video's window, then one for each context. kAlignedLoads: see Walk.
+template <bool kAlignedLoads>
 struct Keys {
-  static constexpr bool kAligned = kOperandBytes == 1;  // transposed rows are loaded from multiples of 16 bytes
+  static constexpr bool kAligned = kAlignedLoads;
 
   Problem const& p;
   int batch;
@@ -84,34 +86,40 @@ __device__ __forceinline__ WarpRows take_rows(Problem const& p, Work const& work
 }
 
 // One warp. A warp without rows, of a warpgroup with some, gets those of the warp before: finite where those are.
-__device__ __forceinline__ void load_rows(unsigned char (&rows)[kWarpgroups][kRows * kRowBytes], TensorMap const& map,
+template <class Layout>
+__device__ __forceinline__ void load_rows(unsigned char (&rows)[kWarpgroups][kRows * Layout::kRowBytes], TensorMap const& map,
                                           int const (&firsts)[4 * kWarpgroups], int active, Barrier& full, Work const& work) {
   int const lane = threadIdx.x % 32;
-  if (lane == 0) expect(full, active * kRows * kRowBytes);
+  if (lane == 0) expect(full, active * kRows * Layout::kRowBytes);
   __syncwarp();
-  for (int i = lane; i < active * 4 * kColumnBlocks; i += 32) {
-    int const warp = i / kColumnBlocks, c = i % kColumnBlocks;
+  for (int i = lane; i < active * 4 * Layout::kColumnBlocks; i += 32) {
+    int const warp = i / Layout::kColumnBlocks, c = i % Layout::kColumnBlocks;
     int given = warp;
     while (firsts[given] < 0) given--;
-    load_box(rows[warp / 4] + c * kRows * kSwizzle + warp % 4 * kGroup * kSwizzle, map, full, c * kAtomColumns, firsts[given],
+    load_box(rows[warp / 4] + c * kRows * kSwizzle + warp % 4 * kGroup * kSwizzle, map, full, c * Layout::kAtomColumns, firsts[given],
              work.head, work.batch);
   }
   __syncwarp();
 }
 
 // One warp. kClearKeys: hidden keys are cleared too, for kernels that multiply by them (and not only by values).
-template <bool kClearKeys, class Source>
+// KeyRuns: a side of Walk that has `flags` too.
+template <bool kClearKeys, class Source, class KeyRuns = Keys<Source::kAligned>>
 struct KeyLoader {
+  using Runs = KeyRuns;
+  using State = KeyState<Source::kInFlight>;
+  static constexpr int kInFlight = Source::kInFlight;
+
   Problem const& p;
   Source const& source;
-  KeyState& s;
+  State& s;
   Work const& work;
-  Walk<kKeys, Keys> walk;
+  Walk<kKeys, KeyRuns> walk;
   int const kv_head;
   bool const leader;
   bool started = false;  // is the first whole block on its way?
 
-  __device__ __forceinline__ KeyLoader(Problem const& p, Source const& source, KeyState& s, Work const& work, Keys const& keys)
+  __device__ __forceinline__ KeyLoader(Problem const& p, Source const& source, State& s, Work const& work, KeyRuns const& keys)
       : p(p), source(source), s(s), work(work), walk(keys), kv_head(p.by_share.divide(work.head)), leader(threadIdx.x % 32 == 0) {}
 
   __device__ __forceinline__ void load_whole_keys(int stage, int token) const {
@@ -147,7 +155,7 @@ struct KeyLoader {
   __device__ __forceinline__ void load_all() {
     int j = 0;
     walk.whole([&](int token) {
-      int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
+      int const stage = j % kInFlight, parity = j / kInFlight % 2 ^ 1;
       if (leader && (j > 0 || !started)) {
         wait(s.k_empty[stage], parity);
         load_whole_keys(stage, token);
@@ -168,7 +176,7 @@ struct KeyLoader {
     bool const foreign = Source::kClears && (walk.shorter || work.masked || p.key_mask != nullptr);
 #pragma unroll 1
     for (int r = 0; r < walk.rest_blocks; r++, j++) {
-      int const stage = j % kStages, parity = j / kStages % 2 ^ 1;
+      int const stage = j % kInFlight, parity = j / kInFlight % 2 ^ 1;
       ListedGroup const mine = s.list.take(r);
       int const token = __shfl_sync(~0u, mine.token, Source::group_of(lane));
       bool const clear_keys = kClearKeys && foreign;
@@ -177,7 +185,7 @@ struct KeyLoader {
       for (int i = 0; i < (kGroups + 1) / 2; i++)
         words[i] = __shfl_sync(~0u, mine.seen, 2 * i) | __shfl_sync(~0u, mine.seen, 2 * i + 1) << kGroup;
       wait(s.k_empty[stage], parity);
-      wait(s.seen_empty[r % kStages], r / kStages % 2 ^ 1);
+      wait(s.seen_empty[r % kInFlight], r / kInFlight % 2 ^ 1);
       // The lane that arrives writes them: an arrival orders the writes of its own thread.
       if (leader) {
 #pragma unroll
@@ -210,8 +218,9 @@ struct KeyLoader {
 };
 
 // One warp, beside the one that loads.
-__device__ __forceinline__ void list_keys(KeyState& s, Keys const& keys) {
-  Walk<kKeys, Keys> walk(keys);
+template <int kInFlight, class KeyRuns>
+__device__ __forceinline__ void list_keys(KeyState<kInFlight>& s, KeyRuns const& keys) {
+  Walk<kKeys, KeyRuns> walk(keys);
   int block = 0;
   s.list.fill(walk, [&](int run) { return keys.flags(run); }, block);
 }
@@ -225,7 +234,7 @@ __device__ __forceinline__ long long first_row(Problem const& p, Work const& wor
 // load_queries(active, work): one warp's loads, for so many warpgroups. compute(work, rows, id, shared, blocks, all): of one
 // warpgroup; whole blocks of keys, and those with the rest. kShares: where the first warpgroup alone has rows, all of them
 // compute, and each block of keys is one's; `shared` tells them.
-template <bool kClearKeys, bool kShares, int kLoaderRegisters, int kRegisters, class Source, class S, class LoadQueries, class Compute>
+template <class Loader, bool kShares, int kLoaderRegisters, int kRegisters, class Source, class S, class LoadQueries, class Compute>
 __device__ __forceinline__ void run_block(Problem const& problem, Source const& source, S& s, LoadQueries load_queries, Compute compute) {
   constexpr int kThreads = 128 * (kWarpgroups + 1);
   Work const work = work_of(problem, blockIdx.x);
@@ -233,7 +242,7 @@ __device__ __forceinline__ void run_block(Problem const& problem, Source const& 
   int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
   if (warpgroup == 0) {
     give_registers<kLoaderRegisters>();
-    Keys const keys(problem, work);
+    typename Loader::Runs const keys(problem, work);
     if (warp == 0) {
       // Nothing here waits for the consumers' rows, which they find meanwhile.
       if (threadIdx.x == 0) {
@@ -241,7 +250,7 @@ __device__ __forceinline__ void run_block(Problem const& problem, Source const& 
         s.keys.init_loads();
         fence_init();
       }
-      KeyLoader<kClearKeys, Source> loader(problem, source, s.keys, work, keys);
+      Loader loader(problem, source, s.keys, work, keys);
       loader.start();
       int const active = count_of_block<kThreads>(false);
       if (active == 0) return loader.abandon();

@@ -34,7 +34,8 @@ struct KeyRows {
   KeyMaps const& maps;
   KeyStages& stages;
   static constexpr int kKeyBytes = kKeys * kRowBytes, kValueBytes = kKeyBytes;  // of a block
-  static constexpr bool kClears = true;
+  static constexpr bool kClears = true, kAligned = false;
+  static constexpr int kInFlight = kStages;
 
   // One thread: whole blocks.
   __device__ __forceinline__ void load_keys(int stage, Barrier& full, int token, int head, int batch) const {

@@ -1,7 +1,7 @@
 // The consumers: online softmax over blocks of keys, and the output.
 #pragma once
 
-#include "sm90/forward_problem.cuh"
+#include "sm90/key_rows.cuh"
 #include "sm90/shared_rows.cuh"
 
 namespace sta {
@@ -9,6 +9,8 @@ namespace sta {
 // bfloat16 reaches as far as float; float16 holds twice this.
 constexpr float kLargestSum = kBfloat16 ? 16777216.f : 32768.f;
 
+// Shared has q, stages and keys.
+template <class Shared>
 struct Consumer {
   Shared& s;
   int const id, lane;  // warpgroup, thread in it
@@ -21,7 +23,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply_keys(int rows, int stage) {
     pin(scores);
     begin_products();
-    multiply_rows<ScoresMma, kRows, kKeys>(s.q[rows], s.stages.k[stage], scores);
+    multiply_rows<Halves, ScoresMma, kRows, kKeys>(s.q[rows], s.stages.k[stage], scores);
     finish_products();
     pin(scores);
   }
@@ -98,13 +100,13 @@ struct Consumer {
       bool const fresh = j < (kShared ? kWarpgroups : 1);  // there is no maximum yet
       wait(s.keys.k_full[stage], parity);
       multiply_keys(rows, stage);
-      if constexpr (kRest) hide_unseen(s.keys.seen[stage], lane, scores);
+      if constexpr (kRest) hide_unseen<Halves>(s.keys.seen[stage], lane, scores);
       float2 sums;
       if (!fresh) sums = exponentiate();
       if (fresh || any_of_warpgroup(out_of_range(sums), id)) {
         if (!fresh) {
           multiply_keys(rows, stage);
-          if constexpr (kRest) hide_unseen(s.keys.seen[stage], lane, scores);
+          if constexpr (kRest) hide_unseen<Halves>(s.keys.seen[stage], lane, scores);
         }
         renew_top();
         sums = exponentiate();

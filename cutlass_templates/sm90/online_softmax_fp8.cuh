@@ -6,7 +6,7 @@
 // weights is that of the rounded ones, by columns of ones beside the values: equal values come out as they are.
 #pragma once
 
-#include "sm90/forward_problem_fp8.cuh"
+#include "sm90/key_bytes.cuh"
 #include "sm90/shared_rows.cuh"
 
 namespace sta {
@@ -23,7 +23,9 @@ __device__ __forceinline__ unsigned pack_e4m3(float a, float b, float c, float d
   return packed;
 }
 
-struct Consumer {
+// Shared has q, stages and keys.
+template <class Shared>
+struct ByteConsumer {
   Shared& s;
   int const id, lane;  // warpgroup, thread in it
   float scale[2];      // of scores, times log2(e)
@@ -35,7 +37,7 @@ struct Consumer {
   __device__ __forceinline__ void multiply_keys(int rows, int stage) {
     pin(scores);
     begin_products();
-    multiply_rows<ScoresMma, kRows, kKeys>(s.q[rows], s.stages.k[stage], scores);
+    multiply_rows<Bytes, ByteScoresMma, kRows, kKeys>(s.q[rows], s.stages.k[stage], scores);
     finish_products();
     pin(scores);
   }
@@ -107,7 +109,7 @@ struct Consumer {
   __device__ __forceinline__ void walk(int first, int end) {
 #pragma unroll 1
     for (int j = first; j < end; j++) {
-      int const stage = j % kStages, parity = j / kStages % 2;
+      int const stage = j % kByteStages, parity = j / kByteStages % 2;
       if constexpr (kShared) {
         if (j % kWarpgroups != id) {
           pass_block<kRest>(s.keys, id, lane, j - first, stage, parity);
@@ -117,8 +119,8 @@ struct Consumer {
       wait(s.keys.k_full[stage], parity);
       multiply_keys(kShared ? 0 : id, stage);
       if constexpr (kRest) {
-        hide_unseen(s.keys.seen[stage], lane, scores);
-        arrive(s.keys.seen_empty[(j - first) % kStages]);
+        hide_unseen<Bytes>(s.keys.seen[stage], lane, scores);
+        arrive(s.keys.seen_empty[(j - first) % kByteStages]);
       }
       release(s.keys.k_empty[stage]);
       float2 const best = weigh();

@@ -18,7 +18,7 @@ struct QueryGradientParameters {
 struct QueryShared {
   alignas(1024) unsigned char q[kWarpgroups][kRows * kRowBytes], dout[kWarpgroups][kRows * kRowBytes];
   KeyStages stages;
-  KeyState keys;
+  KeyState<kStages> keys;
   Barrier q_full;
   int first[4 * kWarpgroups];  // query row of each warp, -1 without one
 };
@@ -45,14 +45,14 @@ struct QueryConsumer {
       wait(s.keys.k_full[stage], parity);
       pin(scores);
       begin_products();
-      multiply_rows<ScoresMma, kRows, kKeys>(s.q[id], s.stages.k[stage], scores);
+      multiply_rows<Halves, ScoresMma, kRows, kKeys>(s.q[id], s.stages.k[stage], scores);
       wait(s.keys.v_full[stage], parity);
       pin(dscores);
-      multiply_rows<ScoresMma, kRows, kKeys>(s.dout[id], s.stages.v[stage], dscores);
+      multiply_rows<Halves, ScoresMma, kRows, kKeys>(s.dout[id], s.stages.v[stage], dscores);
       finish_products<1>();
       pin(scores);
       if constexpr (kRest) {
-        hide_unseen(s.keys.seen[stage], lane, scores);
+        hide_unseen<Halves>(s.keys.seen[stage], lane, scores);
         arrive(s.keys.seen_empty[(j - first) % kStages]);
       }
 #pragma unroll
@@ -86,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
   QueryShared& s = *reinterpret_cast<QueryShared*>(memory);
   if (shared_address(memory) % 1024 != 0) __trap();  // swizzled boxes need it, and the declaration asks for it
   auto const load_queries = [&](int active, Work const& work) {
-    load_rows(s.q, p.q, s.first, active, s.q_full, work);
-    load_rows(s.dout, p.dout, s.first, active, s.q_full, work);
+    load_rows<Halves>(s.q, p.q, s.first, active, s.q_full, work);
+    load_rows<Halves>(s.dout, p.dout, s.first, active, s.q_full, work);
   };
   auto const compute = [&](Work const& work, WarpRows const& rows, int id, bool, int blocks, int all) {
     QueryConsumer consumer{s, id, static_cast<int>(threadIdx.x) % 128, p.problem.scale};
@@ -104,5 +104,5 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     store_rows<kRows>(s.q[id], consumer.lane, consumer.dq, factor, rows.count, p.dq.row(work.batch, work.head, rows.first), p.dq.token);
   };
   constexpr bool kMany = kWarpgroups > 2;
-  run_block<true, false, kMany ? 32 : 24, kMany ? 160 : 240>(p.problem, KeyRows{p.keys, s.stages}, s, load_queries, compute);
+  run_block<KeyLoader<true, KeyRows>, false, kMany ? 32 : 24, kMany ? 160 : 240>(p.problem, KeyRows{p.keys, s.stages}, s, load_queries, compute);
 }

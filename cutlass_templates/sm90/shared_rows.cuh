@@ -5,22 +5,23 @@
 
 namespace sta {
 
-struct Shared {
-  alignas(1024) unsigned char q[kWarpgroups][kRows * kRowBytes];
+// Layout: of queries. KeyStages: of keys and values, with kInFlight blocks of each.
+template <class Layout, class KeyStages, int kInFlight>
+struct SharedRows {
+  alignas(1024) unsigned char q[kWarpgroups][kRows * Layout::kRowBytes];
   KeyStages stages;
-  KeyState keys;
+  KeyState<kInFlight> keys;
   Barrier q_full;
   int first[4 * kWarpgroups];  // query row of each warp, -1 without one
 };
-static_assert(offsetof(Shared, first) + sizeof(Shared::first) <= kSharedBytes);
 
 // A block of another warpgroup. All threads see each phase of a barrier: a wait can't tell one from the next but one. r: counts
 // the blocks of the rest.
-template <bool kRest>
-__device__ __forceinline__ void pass_block(KeyState& keys, int id, int lane, int r, int stage, int parity) {
+template <bool kRest, int kInFlight>
+__device__ __forceinline__ void pass_block(KeyState<kInFlight>& keys, int id, int lane, int r, int stage, int parity) {
   wait(keys.k_full[stage], parity);
   wait(keys.v_full[stage], parity);
-  if constexpr (kRest) arrive(keys.seen_empty[r % kStages]);
+  if constexpr (kRest) arrive(keys.seen_empty[r % kInFlight]);
   sync_warpgroup(id);
   if (lane == 0) {
     arrive(keys.k_empty[stage]);
@@ -29,10 +30,11 @@ __device__ __forceinline__ void pass_block(KeyState& keys, int id, int lane, int
 }
 
 // Warpgroup `id` has output and total relative to 2^top: the first one adds the others' to its own, and is told so.
+template <class Shared>
 __device__ __forceinline__ bool add_parts(Shared& s, int id, int lane, float (&output)[kOutputs], float (&top)[2], float (&total)[2]) {
   // Registers by thread. Nobody reads queries, keys or values any more, and all loads have come.
   constexpr int kPart = (kOutputs + 4) * 128;
-  static_assert((kWarpgroups - 1) * kPart * sizeof(float) <= (kWarpgroups - 1) * kRows * kRowBytes + sizeof(KeyStages));
+  static_assert((kWarpgroups - 1) * kPart * sizeof(float) <= (kWarpgroups - 1) * sizeof(s.q[0]) + sizeof(s.stages));
   float* const parts = reinterpret_cast<float*>(s.q[1]) + lane;
   sync_warpgroups<kWarpgroups>();
   if (id > 0) {
