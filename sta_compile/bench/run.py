@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from ..runtime.target import detect
 from ..runtime.timing import warm_up
 from .inputs import Inputs
 from .measure import Options, Row, matrix_product, measure_all
-from .workloads import SMALL, Workload
+from .workloads import HOST, Workload
 
 PACKAGES = ("triton", "nvidia-cuda-nvrtc", "flash-attn-4", "natten", "fastvideo-kernel")
 
@@ -123,7 +122,7 @@ def write(
 
 def host_microseconds(options: Options, rounds: int = 20, calls: int = 100) -> float:
     """Python and launch of a call that the GPU finishes at once: the quietest of some rounds of calls."""
-    inputs = Inputs.make(replace(SMALL[0], head_dim=128), options.device)
+    inputs = Inputs.make(HOST, options.device)
     arguments = inputs.call(options.kernel)[:9]
     torch.ops.sta.attention(*arguments)
     spent = []

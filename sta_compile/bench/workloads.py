@@ -165,6 +165,8 @@ BACKWARD = tuple(
         (WAN, DENSE),
     )
 )
+# For the time that the host needs: the GPU is done at once, and runs are long enough for the kernels of large videos.
+HOST = Workload("host", (4, 8, 16), (2, 1, 2), (1, 1, 1), 2)
 _TINY = Workload("small 333", (5, 6, 8), (3, 3, 4), (1, 3, 3), 2, head_dim=32, peers=W1.peers)
 SMALL = (
     _TINY,
