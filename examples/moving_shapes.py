@@ -33,7 +33,8 @@ import sta_compile
 from sta_compile.errors import StaError, ends_in_a_line, needs
 
 SHAPES = 4  # of a video; each is one token of the prompt
-FEATURES = 16  # of such a token
+MOMENTS = 8  # whose positions a token tells
+FEATURES = 9 + 2 * MOMENTS
 console = Console(width=None if sys.stdout.isatty() else 110)
 
 
@@ -49,8 +50,8 @@ class Size:
     heads: int = 2
     head_dim: int = 128
     parts: tuple[tuple[float, tuple[int, int, int], int], ...] = (
-        (0.4, (16, 24, 40), 16),
-        (0.6, (32, 48, 80), 4),
+        (0.75, (16, 24, 40), 32),
+        (0.25, (32, 48, 80), 4),
     )
     steps: int = 30  # of sampling
 
@@ -70,11 +71,20 @@ SIZES = {"cuda": Size(), "cpu": Size(SMALL, 1, 2, 16, ((1.0, SMALL, 2),), 4)}
 
 
 def scenes(count: int, device: torch.device, generator: torch.Generator) -> Tensor:
-    """Prompts: [count, SHAPES, FEATURES], each row (square or disc, r, g, b, radius, x, y, vx, vy, 0...) in -1 to 1."""
-    prompts = torch.rand(count, SHAPES, FEATURES, device=device, generator=generator) * 2 - 1
+    """Prompts: [count, SHAPES, FEATURES] in -1 to 1, each row (square or disc, r, g, b, radius, x, y, vx, vy), and then x
+    and y at MOMENTS from the first frame to the last.
+    """
+    prompts = torch.rand(count, SHAPES, 9, device=device, generator=generator) * 2 - 1
     prompts[..., 0] = prompts[..., 0].sign()
-    prompts[..., 9:] = 0
-    return prompts
+    t = torch.linspace(0, 1, MOMENTS, device=device)
+    x, y = (center(prompts[..., None], axis, t) for axis in (0, 1))
+    return torch.cat([prompts, x, y], -1)
+
+
+def center(shapes: Tensor, axis: int, t: Tensor) -> Tensor:
+    """Where shapes are at times 0 to 1, of x (axis 0) or y. shapes: [..., features, 1...]"""
+    features = shapes.unbind(-1 - t.dim())
+    return bounced(features[5 + axis] + 2.5 * features[7 + axis] * t)
 
 
 def render(prompts: Tensor, size: tuple[int, int, int]) -> Tensor:
@@ -90,9 +100,7 @@ def render(prompts: Tensor, size: tuple[int, int, int]) -> Tensor:
     video = 0.3 * first[..., None, None, None] + 0.15 * wave
     for index in range(SHAPES):
         shape = prompts[:, index, :, None, None, None]
-        center_x, center_y = (
-            bounced(shape[:, at] + 2.5 * shape[:, at + 2] * t[:, None, None]) for at in (5, 6)
-        )
+        center_x, center_y = (center(shape, axis, t[:, None, None]) for axis in (0, 1))
         across, down = (x - center_x).abs(), (y - center_y).abs()
         distance = torch.where(
             shape[:, 0] > 0, torch.maximum(across, down), (across**2 + down**2).sqrt()
@@ -114,8 +122,7 @@ def train(args: argparse.Namespace, size: Size, device: torch.device) -> None:
     torch.manual_seed(0)
     model = size.model().to(device)
     averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.998))
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, betas=(0.9, 0.95), weight_decay=0.01)
-    warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=200)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     losses: list[Tensor] = []
     for done in track(until(args.minutes, args.steps), description="training", console=console):
         shares = accumulate(share for share, *_ in size.parts)
@@ -132,9 +139,11 @@ def train(args: argparse.Namespace, size: Size, device: torch.device) -> None:
         loss = F.mse_loss(found.float(), noise - video)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        rate = 1e-3 * min(1.0, (len(losses) + 1) / 200) * (1 - done)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        warm_up.step()
         averaged.update_parameters(model)
         losses.append(loss.detach())
     last = torch.stack(losses[-50:]).mean().item()
