@@ -19,10 +19,16 @@ from sta_compile.ir.token_blocks import SIZE
 from sta_compile.tiers.arithmetic import Fp8, Operand
 from sta_compile.tiers.attention import Tier
 from sta_compile.tiers.predict import Predicted, predict
-from sta_compile.tiers.statistics import Partition, key_statistics, query_statistics
+from sta_compile.tiers.statistics import (
+    KEY_GROUPS,
+    QUERY_GROUPS,
+    Partition,
+    key_statistics,
+    query_statistics,
+)
 
 ROWS = 192  # queries of a row
-GROUPS = (4, 8)  # compact groups of a row, and of a key block
+GROUPS = QUERY_GROUPS, KEY_GROUPS
 
 
 @dataclass(frozen=True)

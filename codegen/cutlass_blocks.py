@@ -37,6 +37,11 @@ BLOCKS: dict[int, Blocks] = {
 FP8_KEYS = 128
 FP8_BLOCKS: dict[int, Blocks] = dict.fromkeys((64, 80, 96, 112, 128), _blocks(FP8_KEYS, stages=6))
 
+# Keys in 16 bits, two blocks in flight, and then keys in e4m3 in their place, as many as fit in for every head dim.
+TIER_ROWS = 3 * QUERY_UNIT
+TIER_BLOCKS: dict[int, Blocks] = dict.fromkeys(FP8_BLOCKS, _blocks(FP8_KEYS))
+BYTE_STAGES = 3
+
 
 def row_bytes(head_dim: int) -> int:
     """A row of q, k, v or their gradients in shared memory."""

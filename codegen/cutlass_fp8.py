@@ -1,4 +1,4 @@
-"""Emitter of the C++ forward kernel for Hopper (sm_90a) that multiplies in e4m3: for precision "fp8"."""
+"""Emitters of the C++ forward kernels for Hopper (sm_90a) that multiply in e4m3: all of it, or in tiers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 from ..ir.kernel_spec import KernelSpec
-from .cutlass_blocks import FP8_BLOCKS
+from .cutlass_blocks import FP8_BLOCKS, TIER_BLOCKS
 from .cutlass_forward import CAPABILITY, DTYPES, CutlassForward
 from .emitter import Problem
 
@@ -35,6 +35,26 @@ class CutlassFp8Forward:
         """One binary for all segments, flags and masks, which are run-time parameters."""
         native = CutlassForward().specify(problem)
         return replace(native, blocks=FP8_BLOCKS[problem.head_dim], precision=self.precision)
+
+    def candidates(self, problem: Problem) -> tuple[KernelSpec, ...]:
+        return (self.specify(problem),)
+
+
+@dataclass(frozen=True)
+class CutlassTieredForward:
+    name: str = "cutlass"
+    loads: str = "tma"
+    precision: str = "tiered"
+
+    def refuse(self, problem: Problem) -> str:
+        if problem.head_windows:
+            return "the kernel with tiers takes one window for all heads"
+        refused = CutlassFp8Forward().refuse(problem).replace("fp8 kernel", "kernel with tiers")
+        return refused or ("" if problem.boxed else CutlassForward().refuse(problem))
+
+    def specify(self, problem: Problem) -> KernelSpec:
+        fp8 = CutlassFp8Forward().specify(problem)
+        return replace(fp8, blocks=TIER_BLOCKS[problem.head_dim], precision=self.precision)
 
     def candidates(self, problem: Problem) -> tuple[KernelSpec, ...]:
         return (self.specify(problem),)

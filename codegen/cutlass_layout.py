@@ -94,6 +94,17 @@ FORWARD_FP8 = Layout(
         *(Field("kv_heads", "i"), *PROBLEM),
     ),
 )
+BYTE_KEY_MAPS = tuple(f"byte_{name}" for name in KEY_MAPS)
+LISTS = ("bias", "order", "counts", "blocks")  # addresses
+FORWARD_TIERS = Layout(
+    "TierParameters",
+    ("q", *KEY_MAPS, "mean_k", "mean_v", "slope", "q_bytes", *BYTE_KEY_MAPS),
+    (
+        *(*_tensor("out"), Field("lse", "Q"), *(Field(name, "Q") for name in (*SCALES, *LISTS))),
+        *(Field(name, "i") for name in ("kv_heads", "key_blocks", "mean_blocks")),
+        *PROBLEM,
+    ),
+)
 KEY_GRADIENTS = Layout(
     "BackwardParameters",
     ("q", "dout", "k", "v", "q_group", "dout_group"),

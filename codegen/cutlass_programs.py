@@ -11,10 +11,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..ir.kernel_spec import KernelSpec
-from .cutlass_blocks import BOX, FP8_KEYS, QUERY_UNIT, row_bytes
-from .cutlass_layout import FORWARD, FORWARD_FP8, KEY_GRADIENTS, QUERY_GRADIENTS, ROWS, Layout
+from .cutlass_blocks import BOX, BYTE_STAGES, FP8_KEYS, QUERY_UNIT, row_bytes
+from .cutlass_layout import (
+    FORWARD,
+    FORWARD_FP8,
+    FORWARD_TIERS,
+    KEY_GRADIENTS,
+    QUERY_GRADIENTS,
+    ROWS,
+    Layout,
+)
 
 EXTRA = 1024  # barriers, and the list of the packed rest
+TIER_EXTRA = 2048  # those of a second kind of keys, and scores' biases
 PART = 64  # columns of dQ that are summed at a time
 ONES = 8  # columns of ones beside values in e4m3
 KEY_ROWS = 128  # keys of a thread block that owns keys
@@ -53,8 +62,8 @@ class Program:
 
 def program_of(spec: KernelSpec) -> Program:
     """For specs of the "cutlass" emitter, by their direction."""
-    if spec.precision == "fp8":
-        return _forward_fp8(spec)
+    if spec.precision != "native":
+        return _forward_fp8(spec) if spec.precision == "fp8" else _forward_tiers(spec)
     make = {"forward": _forward, "backward_q": _query_gradients, "backward_rows": _rows}
     return make.get(spec.direction, _key_gradients)(spec)
 
@@ -67,7 +76,7 @@ def _forward_fp8(spec: KernelSpec) -> Program:
     """Weights times values in two products: the registers don't hold the output of one."""
     head_dim, blocks = spec.head_dim, spec.blocks
     first = head_dim // 2 // 8 * 8
-    shared = FP8_KEYS * (blocks.m + blocks.stages * (blocks.n + head_dim + ONES)) + EXTRA
+    shared = FP8_KEYS * blocks.m + _byte_stages(spec, blocks.stages) + EXTRA
     products = (
         Product("ByteScoresMma", blocks.n, "SS", bytes=True),
         Product("FirstMma", first, "RS", bytes=True),
@@ -77,6 +86,20 @@ def _forward_fp8(spec: KernelSpec) -> Program:
     constants |= {"kKeys": blocks.n, "kFirst": first, "kByteStages": constants.pop("kStages")}
     entries = {"sta_attention_forward_fp8": FORWARD_FP8}
     return Program("sm90/attention_forward_fp8.cuh", entries, constants, products, shared)
+
+
+def _forward_tiers(spec: KernelSpec) -> Program:
+    """Both of the above in one: stages of keys in e4m3 take the place of those of 16 bits."""
+    rows, keys = _forward(spec), _forward_fp8(spec)
+    m, n, stages = spec.blocks.m, spec.blocks.n, spec.blocks.stages
+    row = row_bytes(spec.head_dim)
+    both = max(2 * stages * n * row, _byte_stages(spec, BYTE_STAGES))
+    shared = m * (row + FP8_KEYS) + both + EXTRA + TIER_EXTRA
+    constants = {**keys.constants, **rows.constants, "kByteStages": BYTE_STAGES}
+    constants["kSharedBytes"] = shared
+    entries = {"sta_attention_forward_tiers": FORWARD_TIERS}
+    products = rows.products + keys.products
+    return Program("sm90/attention_forward_tiers.cuh", entries, constants, products, shared)
 
 
 def _query_gradients(spec: KernelSpec) -> Program:
@@ -136,6 +159,11 @@ def _key_walk_bytes(spec: KernelSpec, tensors: int) -> int:
     blocks = spec.blocks
     rows = tensors * blocks.m + 2 * blocks.stages * blocks.n
     return rows * row_bytes(spec.head_dim) + EXTRA
+
+
+def _byte_stages(spec: KernelSpec, stages: int) -> int:
+    """Stages of keys and of values in e4m3, with columns of ones."""
+    return stages * FP8_KEYS * (spec.blocks.n + spec.head_dim + ONES)
 
 
 def _query_walk_bytes(spec: KernelSpec) -> int:

@@ -8,13 +8,14 @@ from functools import lru_cache
 from ..ir.kernel_spec import KernelSpec, parse_choice
 from .blocks import blocks_to_try
 from .cutlass_forward import CutlassForward
-from .cutlass_fp8 import CutlassFp8Forward
+from .cutlass_fp8 import CutlassFp8Forward, CutlassTieredForward
 from .emitter import Emitter, Problem
 from .preference import order
 from .triton_forward import TritonForward
 
 EMITTERS: tuple[Emitter, ...] = (
     CutlassFp8Forward(),
+    CutlassTieredForward(),
     CutlassForward(),
     TritonForward("tma"),
     TritonForward("pointer"),

@@ -70,6 +70,8 @@ class GridPlan:
 
     @property
     def exact(self) -> bool:
+        if self.precision == "tiered":
+            return False
         return self.plan.is_full if self.plan is not None else self.settings.window == "full"
 
     @property
@@ -79,29 +81,29 @@ class GridPlan:
 
     def spec(self, roles: Sequence[str]) -> str:
         """Text of the AttentionSpec for attentions whose segments have these roles."""
-        kernel, precision = self.settings.kernel, self.precision
+        settings, precision = self.settings, self.precision
+        price = settings.price if precision == "tiered" else 0.0
+        common = AttentionSpec(
+            roles=tuple(roles),
+            request=settings.window,
+            tile=settings.tile,
+            min_tokens=settings.min_tokens,
+            kernel=settings.kernel,
+            precision=precision,
+            price=price,
+        )
         if self.plan is None:
-            return AttentionSpec(
-                roles=tuple(roles),
-                request=self.settings.window,
-                tile=self.settings.tile,
-                min_tokens=self.settings.min_tokens,
-                kernel=kernel,
-                precision=precision,
-            ).text()
+            return common.text()
         plan = self.plan
         window: Triple | Literal["full"] | HeadTriples = plan.window.tiles
         if plan.is_full:
             window = "full"
         elif plan.head_windows:
             window = tuple(each.tiles for each in plan.head_windows)
-        return AttentionSpec(
-            roles=tuple(roles),
-            tiles=plan.tiling.tiles,
-            window=window,
-            kernel=kernel,
-            precision=precision,
-        ).text()
+        known = replace(
+            common, request=None, tile=None, min_tokens=0, tiles=plan.tiling.tiles, window=window
+        )
+        return known.text()
 
     @property
     def precision(self) -> str:

@@ -106,6 +106,14 @@ def count(value: Any) -> int:
     return number
 
 
+def price(value: Any) -> float:
+    """A finite number, at least 0."""
+    number = float(value)
+    if isinstance(value, bool) or not 0 <= number < math.inf:
+        raise ValueError
+    return number
+
+
 def flag(value: Any) -> bool:
     """True or False, or the words that environment variables use for them."""
     word = str(value).strip().lower()

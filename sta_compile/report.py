@@ -47,7 +47,7 @@ class ReplacedSite:
 
     @property
     def exact(self) -> bool:
-        return self.kept is not None and self.kept >= 1.0
+        return self.kept is not None and self.kept >= 1.0 and self.precision != "tiered"
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,9 @@ def _what_was_done(report: Report, part: bool) -> str:
     if all(site.exact for site in sites):
         why = next((site.why_exact for site in sites if site.why_exact), "")
         parts = [f"{head} keep every pair: exact" + (f" ({why})" if why else "")]
+    elif any(site.precision == "tiered" for site in sites):
+        inside = f"{_kept(sites)} in tiers at price {report.settings.get('price'):g}"
+        parts = [f"{head} read {inside}", _dense(report), 'precision="native" has no tiers']
     else:
         parts = [f"{head} keep {_kept(sites)}", _dense(report), 'window="full" is exact']
     refused = [site for site in report.refused if site.self_attention]

@@ -106,9 +106,18 @@ class Settings:
     precision: str = _option(
         "native",
         read.one_of(*PRECISIONS),
-        '"native" or "fp8"',
+        '"native", "fp8" or "tiered"',
         'What attention multiplies in. "native" is the dtype of the model; "fp8" is e4m3 on Hopper, with an error of some '
-        "percent, for inference: where gradients are recorded, and on other GPUs, it is native.",
+        'percent; "tiered" chooses for each block of keys between its own dtype, e4m3 and the block\'s means, by `price`. '
+        "For inference: where gradients are recorded, and on other GPUs, it is native.",
+    )
+    price: float = _option(
+        0.01,
+        read.price,
+        "a number, 0 or more",
+        'With precision="tiered": the relative squared error that each dense attention\'s worth of time must take off. Less '
+        "is slower and closer to the model; 0 reads every key as it is. Blocks outside of the window are read as their "
+        "means.",
     )
     layout: str = _option(
         "graph",

@@ -20,6 +20,8 @@ NAMES = [
     "min_tokens",
     "kernel",
     "precision",
+    "price",
+    "price",
     "layout",
     "strict",
 ]

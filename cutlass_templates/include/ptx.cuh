@@ -53,6 +53,12 @@ __device__ __forceinline__ void load_box(void* to, TensorMap const& map, Barrier
         "r"(batch) : "memory");
 }
 
+// Loads consecutive bytes, a multiple of 16; both start at 16 bytes.
+__device__ __forceinline__ void load_bytes(void* to, void const* from, int bytes, Barrier& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(&barrier)) : "memory");
+}
+
 // Adds float values in shared memory to those in global memory, asynchronously; both start at 16 bytes.
 __device__ __forceinline__ void add_to_global(float* to, void const* from, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"

@@ -38,12 +38,12 @@ extern "C" __global__ void __launch_bounds__(128 * (sta::kWarpgroups + 1), 1)
     Consumer<Shared> consumer{s, id, static_cast<int>(threadIdx.x) % 128, p.problem.scale};
     wait(s.q_full, 0);
     if (shared) {
-      consumer.walk<false, true>(0, blocks);
-      consumer.walk<true, true>(blocks, all);
+      consumer.walk<Part::kWhole, true>(0, blocks);
+      consumer.walk<Part::kRest, true>(blocks, all);
       if (!consumer.collect()) return;
     } else {
-      consumer.walk<false, false>(0, blocks);
-      consumer.walk<true, false>(blocks, all);
+      consumer.walk<Part::kWhole, false>(0, blocks);
+      consumer.walk<Part::kRest, false>(blocks, all);
     }
     consumer.store(p.out.row(work.batch, work.head, rows.first), p.out.token, p.lse + first_row(p.problem, work) + rows.first, rows.count);
   };

@@ -36,6 +36,8 @@ struct KeyState {
       init(seen_empty[i], readers * 128);
     }
   }
+
+  __device__ __forceinline__ void init_list() { list.init_barriers(); }
 };
 
 // Runs of keys: of the video's window, then one for each context. kAlignedLoads: see Walk.
@@ -133,14 +135,28 @@ struct KeyLoader {
     arrive(s.v_full[stage]);
   }
 
+  __device__ __forceinline__ static KeyRuns runs(Problem const& p, Source const&, Work const& work) { return KeyRuns(p, work); }
+
+  // One warp, beside the one that loads.
+  __device__ __forceinline__ static void list(State& s, KeyRuns const& keys, Source const&, Work const&) {
+    Walk<kKeys, KeyRuns> walk(keys);
+    int block = 0;
+    s.list.fill(walk, [&](int run) { return keys.flags(run); }, block);
+  }
+
+  // For those that read.
+  __device__ __forceinline__ void tell_counts() const {
+    if (!leader) return;
+    s.blocks = walk.blocks;
+    s.rest_blocks = walk.rest_blocks;
+  }
+
   // Before anyone reads: counts the blocks, and loads the first whole one, whose stage is free.
   __device__ __forceinline__ void start() {
     int const token = walk.first_whole();
     started = token >= 0;
-    if (!leader) return;
-    s.blocks = walk.blocks;
-    s.rest_blocks = walk.rest_blocks;
-    if (!started) return;
+    tell_counts();
+    if (!leader || !started) return;
     load_whole_keys(0, token);
     load_whole_values(0, token);
   }
@@ -217,14 +233,6 @@ struct KeyLoader {
   }
 };
 
-// One warp, beside the one that loads.
-template <int kInFlight, class KeyRuns>
-__device__ __forceinline__ void list_keys(KeyState<kInFlight>& s, KeyRuns const& keys) {
-  Walk<kKeys, KeyRuns> walk(keys);
-  int block = 0;
-  s.list.fill(walk, [&](int run) { return keys.flags(run); }, block);
-}
-
 // Rows of [batch, heads, queries] before those of this head.
 __device__ __forceinline__ long long first_row(Problem const& p, Work const& work) {
   return (static_cast<long long>(work.batch) * p.heads + work.head) * p.queries;
@@ -242,7 +250,7 @@ __device__ __forceinline__ void run_block(Problem const& problem, Source const& 
   int const warp = __shfl_sync(~0u, threadIdx.x / 32, 0), warpgroup = warp / 4;
   if (warpgroup == 0) {
     give_registers<kLoaderRegisters>();
-    typename Loader::Runs const keys(problem, work);
+    typename Loader::Runs const keys = Loader::runs(problem, source, work);
     if (warp == 0) {
       // Nothing here waits for the consumers' rows, which they find meanwhile.
       if (threadIdx.x == 0) {
@@ -264,11 +272,11 @@ __device__ __forceinline__ void run_block(Problem const& problem, Source const& 
       if (threadIdx.x == 0) arrive(s.q_full);
       loader.load_all();
     } else {
-      if (threadIdx.x == 32) s.keys.list.init_barriers();
+      if (threadIdx.x == 32) s.keys.init_list();
       int const active = count_of_block<kThreads>(false);
       if (active == 0) return;
       sync_block<kThreads>();
-      if (warp == 1) list_keys(s.keys, keys);
+      if (warp == 1) Loader::list(s.keys, keys, source, work);
     }
     return;
   }

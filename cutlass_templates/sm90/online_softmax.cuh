@@ -9,7 +9,10 @@ namespace sta {
 // bfloat16 reaches as far as float; float16 holds twice this.
 constexpr float kLargestSum = kBfloat16 ? 16777216.f : 32768.f;
 
-// Shared has q, stages and keys.
+// Blocks that lie wholly in a run, those of the packed rest, and blocks of means, whose scores get a bias.
+enum class Part { kWhole, kRest, kMeans };
+
+// Shared has q, stages and keys; for means, keys have a bias.
 template <class Shared>
 struct Consumer {
   Shared& s;
@@ -84,9 +87,24 @@ struct Consumer {
     if (lane == 0) arrive(empty);
   }
 
+  template <Part kPart>
+  __device__ __forceinline__ void correct_scores(int stage) {
+    if constexpr (kPart == Part::kRest) hide_unseen<Halves>(s.keys.seen[stage], lane, scores);
+    if constexpr (kPart == Part::kMeans) {
+      float const* const bias = s.keys.bias[stage] + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < kScores; i += 4) {
+        float2 const of_keys = *reinterpret_cast<float2 const*>(bias + 2 * i);
+#pragma unroll
+        for (int e = 0; e < 4; e++) scores[i + e] += e % 2 == 0 ? of_keys.x : of_keys.y;
+      }
+    }
+  }
+
   // kShared: blocks are given to the warpgroups in turn.
-  template <bool kRest, bool kShared>
+  template <Part kPart, bool kShared>
   __device__ __forceinline__ void walk(int first, int end) {
+    constexpr bool kRest = kPart == Part::kRest;
     int const rows = kShared ? 0 : id;
 #pragma unroll 1
     for (int j = first; j < end; j++) {
@@ -100,13 +118,13 @@ struct Consumer {
       bool const fresh = j < (kShared ? kWarpgroups : 1);  // there is no maximum yet
       wait(s.keys.k_full[stage], parity);
       multiply_keys(rows, stage);
-      if constexpr (kRest) hide_unseen<Halves>(s.keys.seen[stage], lane, scores);
+      correct_scores<kPart>(stage);
       float2 sums;
       if (!fresh) sums = exponentiate();
       if (fresh || any_of_warpgroup(out_of_range(sums), id)) {
         if (!fresh) {
           multiply_keys(rows, stage);
-          if constexpr (kRest) hide_unseen<Halves>(s.keys.seen[stage], lane, scores);
+          correct_scores<kPart>(stage);
         }
         renew_top();
         sums = exponentiate();
@@ -118,6 +136,26 @@ struct Consumer {
       add_values(stage);
       release(s.keys.v_empty[stage]);
     }
+  }
+
+  // Blocks of means, and then block `end`, a matrix of slopes: values of skipped keys lean with the query, by its product
+  // with the slopes for a weight of 1.
+  __device__ __forceinline__ void walk_means(int first, int end) {
+    float const above[2] = {top[0], top[1]}, before[2] = {total[0], total[1]};
+    walk<Part::kMeans, false>(first, end);
+    float weight[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      weight[r] = total[r] - (before[r] == 0.f ? 0.f : before[r] * exp2_approx(above[r] - top[r]));
+      weight[r] += __shfl_xor_sync(~0u, weight[r], 1);
+      weight[r] += __shfl_xor_sync(~0u, weight[r], 2);
+    }
+    int const stage = end % kStages;
+    wait(s.keys.k_full[stage], end / kStages % 2);
+    multiply_keys(id, stage);
+    release(s.keys.k_empty[stage]);
+#pragma unroll
+    for (int i = 0; i < kOutputs; i++) output[i] = fmaf(weight[i / 2 % 2], scores[i], output[i]);
   }
 
   __device__ __forceinline__ bool collect() { return add_parts(s, id, lane, output, top, total); }

@@ -8,10 +8,12 @@ self-describing and versioned, and it names no length, batch size or GPU:
     "v1 roles=context,video tiles=4,5,11 window=full kernel=auto"       dense attention
     "v1 roles=video tiles=5,6,10 window=3,3,3/5,6,1 kernel=auto"        two heads, each with a window of its own
     "v1 roles=video tiles=5,6,10 window=3,3,3 kernel=auto precision=fp8"
+    "v1 roles=video tiles=5,6,10 window=full kernel=auto precision=tiered price=0.001"
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 VERSION = "v1"
-PRECISIONS = ("native", "fp8")
+PRECISIONS = ("native", "fp8", "tiered")
 Triple = tuple[int, int, int]
 HeadTriples = tuple[Triple, ...]  # one for each query head
 WindowRequest = Triple | Literal["auto", "full"] | HeadTriples
@@ -41,7 +43,8 @@ class AttentionSpec:
     min_tokens: with `request`, grids of fewer tokens get the full window.
     kernel: "auto", "cutlass", "triton" or "reference".
     choice: what mode="max-autotune" measured to be the fastest of these (KernelSpec.choice), or "".
-    precision: of the products, "native" or "fp8".
+    precision: of the products, "native", "fp8" or "tiered".
+    price: with "tiered", the relative squared error that a dense attention's worth of time must take off (tiers/router.py).
     """
 
     roles: tuple[str, ...]
@@ -53,6 +56,7 @@ class AttentionSpec:
     kernel: str = "auto"
     choice: str = ""
     precision: str = "native"
+    price: float = 0.0
 
     def __post_init__(self) -> None:
         if self.roles.count("video") != 1 or set(self.roles) - {"video", "context", "keys"}:
@@ -70,6 +74,9 @@ class AttentionSpec:
             raise StaError(
                 f"precision {self.precision!r} is not known; pass one of {', '.join(PRECISIONS)}"
             )
+
+        if not 0 <= self.price < math.inf:
+            raise StaError(f"price {self.price!r} is not a number of 0 or more; pass one")
 
     @property
     def video(self) -> int:
@@ -91,6 +98,7 @@ class AttentionSpec:
         parts += [f"kernel={self.kernel}"]
         parts += [f"choice={self.choice}"] if self.choice else []
         parts += [f"precision={self.precision}"] if self.precision != "native" else []
+        parts += [f"price={self.price!r}"] if self.precision == "tiered" else []
         return " ".join(parts)
 
     @staticmethod
@@ -153,6 +161,7 @@ def _parse(text: str) -> AttentionSpec:
             kernel=values["kernel"],
             choice=values.get("choice", ""),
             precision=values.get("precision", "native"),
+            price=float(values.get("price", 0)),
         )
     except (KeyError, ValueError) as error:
         raise StaError(

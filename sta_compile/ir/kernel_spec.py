@@ -36,7 +36,8 @@ class KernelSpec:
 
     loads: "tma" or "pointer". What follows is for Triton, C++ kernels take it at run time. contexts: segments beside the
     video. lengths: integer type of key_lengths, "" without. masked: with a key_mask. video_masked: with a video_mask.
-    head_windows: heads have windows of their own, for every emitter. precision: "native", or "fp8" for e4m3 products.
+    head_windows: heads have windows of their own, for every emitter. precision: "native", "fp8" for
+    e4m3 products, or "tiered" for both.
     """
 
     emitter: str

@@ -45,7 +45,8 @@ def _geometry(segments: tuple[int, ...], grid: Triple, spec: str) -> Geometry:
         )
     plan = resolve(parsed, grid)
     geometry = Geometry(segments, parsed.roles, plan.tiling, plan.window, plan.head_windows)
-    return geometry.full() if plan.is_full else geometry
+    tiled = parsed.precision == "tiered"  # which chooses by tiles whatever the window is
+    return geometry.full() if plan.is_full and not tiled else geometry
 
 
 def _triple(grid: Sequence[int]) -> Triple:

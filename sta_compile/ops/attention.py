@@ -22,7 +22,7 @@ from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec
 from ..ir.visibility import Visibility
 from ..runtime import launch, launch_backward
-from . import fp8_reference, reference
+from . import fp8_reference, reference, tiered_reference
 from .arguments import check_kinds, check_sizes, geometry_of
 from .library import LIBRARY, define, register_autograd
 
@@ -65,6 +65,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, 
     launched = launch.attention_forward(call, visible, asked.kernel, key)
     if launched is not None:
         return launched
+    if asked.precision == "tiered":
+        return tiered_reference.forward(q, k, v, visible, call.scale, asked.price)
     forward = reference.forward if asked.precision == "native" else fp8_reference.forward
     return forward(q, k, v, visible, call.scale)
 

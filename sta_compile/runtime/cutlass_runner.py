@@ -12,11 +12,12 @@ from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from .build import build
 from .cutlass_backward_bind import bind_gradients
-from .cutlass_bind import Binding, bind_forward, bind_fp8
+from .cutlass_bind import Binding, bind_forward, bind_fp8, bind_tiers
 from .driver import INVALID_CONTEXT, checked, current_stream, driver, make_context_current
 from .quantize import empty, quantized, warm_up
 from .runner import Start
 from .tensors import GradientTensors, Tensors
+from .tiered import TierPlan, empty_tiered, plan_of, tiered
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,24 @@ class CutlassRunner:
             for function in functions.values():
                 if program.shared:
                     checked(cu.cuFuncSetAttribute(function, attribute, program.shared))
-            if spec.precision == "fp8":
+            if spec.precision != "native":
                 warm_up(spec, device)
         return Loaded(functions, program.shared, device)
 
     def bind(
-        self, spec: KernelSpec, binary: Loaded, tensors: Tensors, geometry: Geometry, scale: float
+        self,
+        spec: KernelSpec,
+        binary: Loaded,
+        tensors: Tensors,
+        geometry: Geometry,
+        scale: float,
+        price: float = 0.0,
     ) -> Start:
         (function,) = binary.functions.values()
+        if spec.precision == "tiered":
+            plan = plan_of(spec, tensors, geometry)
+            start = start_of_tiers(spec, binary, tensors, plan, scale)
+            return lambda given: start(tiered(given, plan, scale, price))
         if spec.precision == "fp8":
             binding = bind_fp8(spec, empty(tensors, "meta"), geometry, scale)
             launch = _start(spec, binary, function, binding)
@@ -72,6 +83,15 @@ class CutlassRunner:
         """entry: which kernel of the binary."""
         binding = bind_gradients(spec, entry, tensors, geometry, scale)
         return _start(spec, binary, binary.functions[entry], binding)
+
+
+def start_of_tiers(
+    spec: KernelSpec, binary: Loaded, tensors: Tensors, plan: TierPlan, scale: float
+) -> Start:
+    """Of the kernel alone: it takes TieredTensors."""
+    (function,) = binary.functions.values()
+    binding = bind_tiers(spec, empty_tiered(tensors, plan), plan.geometry, scale)
+    return _start(spec, binary, function, binding)
 
 
 def _start(spec: KernelSpec, binary: Loaded, function: Any, binding: Binding) -> Start:

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..codegen.cutlass_fp8 import CutlassFp8Forward
-from ..codegen.emitter import Problem
+from ..codegen.cutlass_fp8 import CutlassFp8Forward, CutlassTieredForward
+from ..codegen.emitter import Emitter, Problem
 from ..codegen.select import select
 from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec
@@ -151,7 +151,7 @@ def attention_forward(
     problem = problem_of(tensors, geometry, scale, precision=asked.precision)
     specs, refusals = select(problem, kernel, asked.choice)
     for spec in specs:
-        if spec not in _failed and (start := run(spec, tensors, geometry, scale)):
+        if spec not in _failed and (start := run(spec, tensors, geometry, scale, asked.price)):
             if spec.precision != asked.precision:
                 say(
                     f"precision={asked.precision!r} runs as 'native': {why_native(problem, kernel)}"
@@ -175,7 +175,9 @@ def attention_forward(
 
 def why_native(problem: Problem, kernel: str) -> str:
     """Why no kernel of the precision that a problem asks for runs it. kernel: the option."""
-    emitter = CutlassFp8Forward()
+    emitter: Emitter = CutlassFp8Forward()
+    if problem.precision == "tiered":
+        emitter = CutlassTieredForward()
     if kernel not in ("auto", emitter.name):
         return f"kernel={kernel!r} has no other precision; pass kernel='auto'"
     return emitter.refuse(problem) or "its kernel failed"
@@ -215,13 +217,15 @@ def _result(tensors: Tensors, out: Tensor) -> tuple[Tensor, Tensor]:
     return out, tensors.lse
 
 
-def run(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> Start | None:
+def run(
+    spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float, price: float = 0.0
+) -> Start | None:
     """Launches on the current stream; None if that is not possible. The result launches again."""
     binary = built(spec, tensors.q.device.index)
     if binary is None:
         return None
     try:
-        start = runner_of(spec.emitter).bind(spec, binary, tensors, geometry, scale)
+        start = runner_of(spec.emitter).bind(spec, binary, tensors, geometry, scale, price)
         on_device(start, tensors.q.device, tensors)
     except Exception as error:
         fail(spec, error)

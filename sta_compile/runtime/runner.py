@@ -27,9 +27,15 @@ class Runner(Protocol):
         """Compiles, or finds compiled, and loads; launches nothing. The result is what `bind` takes."""
 
     def bind(
-        self, spec: KernelSpec, binary: Any, tensors: Tensors, geometry: Geometry, scale: float
+        self,
+        spec: KernelSpec,
+        binary: Any,
+        tensors: Tensors,
+        geometry: Geometry,
+        scale: float,
+        price: float = 0.0,
     ) -> Start:
-        """The tensors are read for their shapes and strides only."""
+        """The tensors are read for their shapes and strides only. price: of kernels with tiers, as in AttentionSpec."""
 
 
 def runner_of(emitter: str) -> Runner:

@@ -59,6 +59,42 @@ class QuantizedTensors(NamedTuple):
     shown: Tensor | None = None
 
 
+class TieredTensors(NamedTuple):
+    """What kernels with tiers read and write: q, k, v, out, lse and flags as in Tensors, the rest as in QuantizedTensors.
+
+    mean_k, mean_v: dtype of q [batch, key heads, key blocks, head_dim]; slope: alike [batch, key heads, columns of v,
+    columns of q], what a query adds to the values of skipped keys (tiers/statistics.py); all contiguous. bias: float32
+    [batch, heads, rows, key blocks padded to 128]; order: int32 [batch, heads, rows, key blocks]; counts: int32 [batch,
+    heads, rows, 2]; see cutlass_templates/sm90/tier_problem.cuh. blocks: int32 [key blocks, 2], (start, length) in tokens
+    of the video.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    q_bytes: Tensor
+    k_bytes: Tensor
+    v_bytes: Tensor
+    q_scale: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+    shift: Tensor
+    mean_k: Tensor
+    mean_v: Tensor
+    slope: Tensor
+    bias: Tensor
+    order: Tensor
+    counts: Tensor
+    blocks: Tensor
+    key_lengths: Tensor | None = None
+    dense: Tensor | None = None
+    key_mask: Tensor | None = None
+    video_mask: Tensor | None = None
+    shown: Tensor | None = None
+
+
 class GradientTensors(NamedTuple):
     """The tensors of a backward pass. q, k, v, out and flags: as in Tensors; dout, dq: as q; dk, dv: as k.
 
@@ -84,7 +120,7 @@ class GradientTensors(NamedTuple):
     shown: Tensor | None
 
 
-def may_be_dense(tensors: Tensors | QuantizedTensors | GradientTensors) -> bool:
+def may_be_dense(tensors: Tensors | QuantizedTensors | TieredTensors | GradientTensors) -> bool:
     """A sample whose video_mask hides keys is dense."""
     return tensors.dense is not None or tensors.video_mask is not None
 

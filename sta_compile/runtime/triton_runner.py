@@ -39,7 +39,13 @@ class TritonRunner:
         return compiled
 
     def bind(
-        self, spec: KernelSpec, binary: Any, tensors: Tensors, geometry: Geometry, scale: float
+        self,
+        spec: KernelSpec,
+        binary: Any,
+        tensors: Tensors,
+        geometry: Geometry,
+        scale: float,
+        price: float = 0.0,
     ) -> Start:
         from ..codegen.triton.build import constants
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from .attention import Tier
-from .predict import Predicted
+from .predict import Context, Predicted, predict
+from .statistics import KeyStatistics, Partition, key_statistics, query_statistics
 
 PADDING = 128  # key blocks that the kernel takes skipped ones in
 
@@ -28,6 +29,9 @@ class Costs:
     skip: float = 0.012
     skim: float = 0.67
     refine: float = 1.0
+
+
+COSTS = Costs()
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,24 @@ def lists_of(tiers: Tensor, predicted: Predicted, scale: float) -> Routing:
         counts.int(),
         torch.nn.functional.pad(bias, (0, padded - blocks), value=-torch.inf),
     )
+
+
+def route(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Partition,
+    blocks: Partition,
+    scale: float,
+    price: float,
+    costs: Costs,
+    context: Context | None = None,
+    inside: Tensor | None = None,
+) -> tuple[KeyStatistics, Predicted, Tensor]:
+    """Statistics of the keys, predictions, and tiers. q, k, v: [batch, heads, tokens of the video, head_dim]"""
+    keys = key_statistics(k, v, blocks)
+    predicted = predict(query_statistics(q, rows), keys, rows, blocks, scale, context)
+    return keys, predicted, choose_tiers(predicted, price, costs, inside)
 
 
 def costs_of(tiers: Tensor, costs: Costs) -> Tensor:

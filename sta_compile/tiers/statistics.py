@@ -16,6 +16,8 @@ from ..ir.runs import Run
 from ..ir.tiling import Tiling
 from ..ir.token_groups import groups_of_runs
 
+QUERY_GROUPS, KEY_GROUPS = 4, 8  # compact groups of a row, and of a key block
+
 
 @dataclass(frozen=True)
 class Partition:

@@ -16,8 +16,8 @@ from typing import Any
 
 from sta_compile.codegen import cutlass_backward
 from sta_compile.codegen.blocks import choices
-from sta_compile.codegen.cutlass_blocks import BLOCKS, FP8_BLOCKS
-from sta_compile.codegen.cutlass_fp8 import CutlassFp8Forward
+from sta_compile.codegen.cutlass_blocks import BLOCKS, FP8_BLOCKS, TIER_BLOCKS
+from sta_compile.codegen.cutlass_fp8 import CutlassFp8Forward, CutlassTieredForward
 from sta_compile.codegen.emitter import Problem
 from sta_compile.codegen.toolchain import toolchain
 from sta_compile.ir.kernel_spec import KernelSpec
@@ -44,6 +44,14 @@ def fp8_specs() -> list[KernelSpec]:
     ]
 
 
+def tiered_specs() -> list[KernelSpec]:
+    emitter = CutlassTieredForward()
+    return [
+        emitter.specify(replace(problem_of("bf16", head_dim), precision="tiered"))
+        for head_dim in TIER_BLOCKS
+    ]
+
+
 def head_window_specs() -> list[KernelSpec]:
     """Kernels for heads with windows of their own: at one head dim, since the others differ in nothing else."""
     problem = replace(problem_of("bf16", 128), head_windows=True)
@@ -67,7 +75,13 @@ def backward_specs() -> list[KernelSpec]:
 
 
 def specs() -> list[KernelSpec]:
-    return [*forward_specs(), *fp8_specs(), *backward_specs(), *head_window_specs()]
+    return [
+        *forward_specs(),
+        *fp8_specs(),
+        *tiered_specs(),
+        *backward_specs(),
+        *head_window_specs(),
+    ]
 
 
 def problem_of(dtype: str, head_dim: int) -> Problem:

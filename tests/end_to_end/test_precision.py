@@ -33,6 +33,23 @@ def test_a_model_in_fp8():
     assert variants["native"].report.replaced[0].precision == "native"
 
 
+def test_a_model_in_tiers():
+    inputs = {"latent": latent()}
+    prices = {0.0: "free", 1e3: "dear"}
+    variants = {
+        name: {"precision": "tiered", "window": "full", "price": p} for p, name in prices.items()
+    }
+    variants["full"] = {"window": "full"}
+    with torch.no_grad():
+        compiled = compile_variants(TinyVideo(heads=2, layers=2), inputs, variants)
+        found = {name: variant.run(**inputs) for name, variant in compiled.items()}
+    torch.testing.assert_close(found["free"], found["full"])
+    assert relative_error(found["dear"], found["full"]) > 1e-3
+    report = compiled["dear"].report
+    assert not report.replaced[0].exact
+    assert "in tiers at price 1000; " in " ".join(str(report).split())
+
+
 def test_training_stays_native():
     inputs = {"latent": latent()}
     variants = compile_variants(TinyVideo(heads=2, layers=2), inputs, VARIANTS)
@@ -44,9 +61,9 @@ def test_training_stays_native():
     assert "torch.no_grad()" in str(variants["fp8"].report)
 
 
-@pytest.mark.parametrize("value", ["tiered", "nvfp4", "fp16", 8])
+@pytest.mark.parametrize("value", ["nvfp4", "fp16", 8])
 def test_other_precisions_are_refused(value):
-    with pytest.raises(InvalidOptionError, match='pass "native" or "fp8"'):
+    with pytest.raises(InvalidOptionError, match='pass "native", "fp8" or "tiered"'):
         Settings.resolve({"precision": value})
 
 

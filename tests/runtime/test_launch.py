@@ -44,7 +44,7 @@ class Runner:
             raise RuntimeError("line one\nno registers left")
         return f"binary of {spec.loads}"
 
-    def bind(self, spec, binary, tensors, geometry, scale):
+    def bind(self, spec, binary, tensors, geometry, scale, price=0.0):
         assert binary == f"binary of {spec.loads}"
         if spec.loads in self.unbindable:
             raise TypeError("what is this")

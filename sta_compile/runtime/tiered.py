@@ -1,0 +1,141 @@
+"""Chooses the tiers of a call and makes what kernels with tiers read beside q, k and v."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from ..codegen.cutlass_blocks import FP8_KEYS
+from ..ir.geometry import Geometry
+from ..ir.kernel_spec import KernelSpec
+from ..ir.visibility import Visibility
+from ..tiers.inside import inside_window
+from ..tiers.predict import Context, Predicted
+from ..tiers.router import COSTS, Routing, lists_of, route
+from ..tiers.statistics import KEY_GROUPS, QUERY_GROUPS, KeyStatistics, Partition
+from .cutlass_bind import by_tile
+from .cutlass_problem import thread_blocks
+from .quantize import empty, quantized, shown_keys
+from .tensors import QuantizedTensors, Tensors, TieredTensors, may_be_dense
+from .tier_tables import key_blocks, tier_rows
+
+
+@dataclass(frozen=True)
+class TierPlan:
+    """What calls of one geometry share. inside: bool [1 or heads, rows, key blocks], None for a full window."""
+
+    geometry: Geometry
+    rows: Partition
+    blocks: Partition
+    inside: Tensor | None
+
+    @staticmethod
+    def of(geometry: Geometry, rows: int, keys: int, count: int, device: torch.device) -> TierPlan:
+        """rows: queries of a thread block. keys: of a block of them. count: thread blocks of a head."""
+        return _plan(geometry, rows, keys, count, device)
+
+
+@lru_cache(maxsize=64)
+def _plan(geometry: Geometry, rows: int, keys: int, count: int, device: torch.device) -> TierPlan:
+    tiling = geometry.tiling
+    of_rows = Partition.of(tiling, tier_rows(tiling, rows, count), QUERY_GROUPS, device)
+    of_keys = Partition.of(tiling, key_blocks(tiling, keys), KEY_GROUPS, device)
+    windows = geometry.windows
+    inside = None
+    if not all(window.is_full(tiling) for window in windows):
+        inside = inside_window(tiling, windows, of_rows.runs, of_keys.runs)
+    return TierPlan(geometry, of_rows, of_keys, inside)
+
+
+def plan_of(spec: KernelSpec, tensors: Tensors, geometry: Geometry) -> TierPlan:
+    """The plan of a kernel's calls."""
+    m, n = spec.blocks.m, spec.blocks.n
+    blocks = thread_blocks(m, by_tile(geometry), tensors.q.shape[1], may_be_dense(tensors))
+    return TierPlan.of(geometry, m, n, blocks.video, tensors.q.device)
+
+
+def routed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    plan: TierPlan,
+    shown: Tensor | None,
+    scale: float,
+    price: float,
+) -> tuple[KeyStatistics, Predicted, Tensor]:
+    """As `route`. q, k, v: [batch, heads, tokens, head_dim], of all segments. shown: bool [batch, keys], None for all."""
+    geometry = plan.geometry
+    tokens = geometry.tiling.tokens
+    first, key = geometry.video_query, geometry.video_key
+    context = None
+    if geometry.context_keys:
+        beside = torch.ones(geometry.keys, dtype=torch.bool)
+        beside[key : key + tokens] = False
+        at = beside.nonzero()[:, 0].to(k.device, non_blocking=True)
+        context = Context(k[:, :, at], v[:, :, at], None if shown is None else shown[:, at])
+    video = k[:, :, key : key + tokens], v[:, :, key : key + tokens]
+    return route(
+        q[:, :, first : first + tokens],
+        *video,
+        plan.rows,
+        plan.blocks,
+        scale,
+        price,
+        COSTS,
+        context,
+        plan.inside,
+    )
+
+
+def tiered(tensors: Tensors, plan: TierPlan, scale: float, price: float) -> TieredTensors:
+    """Of tensors that kernels can read (`is_aligned`). scale: of the scores."""
+    geometry = plan.geometry
+    masks = tensors.key_lengths, tensors.key_mask, None, tensors.video_mask
+    shown = shown_keys(Visibility(geometry, *masks), tensors.k)
+    keys, predicted, tiers = routed(*tensors[:3], plan, shown, scale, price)
+    made = quantized(tensors, geometry, scale)
+    return assembled(tensors, made, keys, lists_of(tiers, predicted, scale), plan, scale)
+
+
+def assembled(
+    tensors: Tensors,
+    made: QuantizedTensors,
+    keys: KeyStatistics,
+    routing: Routing,
+    plan: TierPlan,
+    scale: float,
+) -> TieredTensors:
+    """What the kernel reads, of any routing."""
+    bytes_ = made.q, made.k, made.v
+    scales = made.q_scale, made.k_scale, made.v_scale, made.shift
+    slope = keys.slope(scale).mT.contiguous()
+    lists = routing.bias, routing.order, routing.counts, plan.blocks.runs
+    return TieredTensors(
+        *tensors[:5], *bytes_, *scales, keys.mean_k, keys.mean_v, slope, *lists, *tensors[5:]
+    )
+
+
+def empty_tiered(tensors: Tensors, plan: TierPlan) -> TieredTensors:
+    """Meta tensors of the same shapes and strides."""
+    made = empty(tensors, "meta")
+    batch, heads, _, head_dim = tensors.q.shape
+    rows, blocks = len(plan.rows.runs), len(plan.blocks.runs)
+    padded = -(-blocks // FP8_KEYS) * FP8_KEYS
+
+    def make(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    mean = make(batch, tensors.k.shape[1], blocks, head_dim, dtype=tensors.q.dtype)
+    slope = make(batch, tensors.k.shape[1], head_dim, head_dim, dtype=tensors.q.dtype)
+    lists = (
+        make(batch, heads, rows, padded, dtype=torch.float32),
+        make(batch, heads, rows, blocks),
+        make(batch, heads, rows, 2),
+        make(blocks, 2),
+    )
+    bytes_ = made.q, made.k, made.v
+    scales = made.q_scale, made.k_scale, made.v_scale, made.shift
+    return TieredTensors(*tensors[:5], *bytes_, *scales, mean, mean, slope, *lists, *tensors[5:])
