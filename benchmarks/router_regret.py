@@ -50,8 +50,10 @@ def choose(known: Predicted, log_price: Tensor, costs: Costs) -> Tensor:
     )
 
 
-def judge(problem: Problem, costs: Costs, groups: tuple[int, int] = GROUPS) -> list[dict[str, Any]]:
-    rows, blocks = problem.partitions(*groups)
+def judge(
+    problem: Problem, costs: Costs, groups: tuple[int, int], every: int
+) -> list[dict[str, Any]]:
+    rows, blocks = problem.partitions(*groups, every)
     predicted = problem.predict(rows, blocks)
     true = true_pairs(problem, rows, blocks, predicted.log_skipped)
     found = []
@@ -79,6 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--frozen", type=Path, help="activations")
     parser.add_argument("--fields", nargs="*", default=FIELDS)
+    parser.add_argument("--every", type=int, default=1, help="take every so-manieth row of queries")
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     args = parser.parse_args()
     problems = [synthetic(kind) for kind in args.fields] + (
@@ -88,7 +91,7 @@ def main() -> None:
     table = Table("problem", "cost", "regret by row", "by layer", "error", "predicted")
     record = []
     for problem in problems:
-        for row in judge(problem.to(device), Costs()):
+        for row in judge(problem.to(device), Costs(), GROUPS, args.every):
             record.append(row)
             table.add_row(row["problem"], *(f"{row[x]:.3g}" for x in list(row)[1:]))
     Console().print(table)

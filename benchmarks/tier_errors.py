@@ -47,13 +47,13 @@ class Problem:
         return replace(self, q=q, k=k, v=v)
 
     def partitions(
-        self, query_groups: int = GROUPS[0], key_groups: int = GROUPS[1]
+        self, query_groups: int = GROUPS[0], key_groups: int = GROUPS[1], every: int = 1
     ) -> tuple[Partition, Partition]:
-        """Rows of queries and blocks of keys."""
+        """Rows of queries, every so-manieth of them, and blocks of keys."""
         device = self.q.device
         rows, keys = (tuple(cut(self.tiling, size)) for size in (ROWS, SIZE))
         return (
-            Partition.of(self.tiling, rows, query_groups, device),
+            Partition.of(self.tiling, rows[::every], query_groups, device),
             Partition.of(self.tiling, keys, key_groups, device),
         )
 
@@ -155,24 +155,19 @@ class Head:
         return found.value[0, 0, 0]
 
 
-def energy(exact: Tensor) -> Tensor:
-    """The unit of errors: the mean of |output|^2 over heads and queries. exact: [heads, tokens, head_dim]"""
-    return exact.square().sum(-1).mean()
-
-
 def true_pairs(
     problem: Problem, rows: Partition, blocks: Partition, log_skipped: Tensor
 ) -> Predicted:
-    """As `predict`, measured. log_skipped: [1, heads, rows, blocks]"""
+    """As `predict`, measured, in units of the mean |output|^2. log_skipped: [1, heads, rows, blocks]"""
     skip, skim = torch.zeros_like(log_skipped), torch.zeros_like(log_skipped)
-    exact = torch.zeros_like(problem.q)
+    total = 0.0
     for index in range(len(problem.q)):
         head = Head(problem, index, blocks)
         for i, (start, length) in enumerate(rows.runs.tolist()):
             row = Row(head, start, length, log_skipped[0, index, i])
-            exact[index, start : start + length] = row.exact
+            total = total + row.exact.square().sum()
             skip[0, index, i], skim[0, index, i] = row.pairs()
-    unit = energy(exact) * rows.lengths.max()
+    unit = total / (len(problem.q) * rows.tokens) * rows.longest
     return Predicted(skip / unit, skim / unit, log_skipped)
 
 
