@@ -1,4 +1,4 @@
-"""True errors of tiers, pair by pair and of whole outputs, and the fields that they are measured on.
+"""Fields and frozen activations that routers are judged on, and the true errors of pairs.
 
 A problem is the attention of one layer: q, k, v float32 [heads, tokens, head_dim] with values that bf16 has, tokens of the
 video in tile order.
@@ -16,8 +16,7 @@ from torch import Tensor
 
 from sta_compile.ir.tiling import Tiling
 from sta_compile.ir.token_blocks import SIZE
-from sta_compile.tiers.arithmetic import Fp8, Operand
-from sta_compile.tiers.attention import Tier
+from sta_compile.tiers.measure import Row, rows_of
 from sta_compile.tiers.predict import Predicted, predict
 from sta_compile.tiers.statistics import (
     KEY_GROUPS,
@@ -59,9 +58,19 @@ class Problem:
 
     def predict(self, rows: Partition, blocks: Partition) -> Predicted:
         """[1, heads, rows, blocks]"""
-        q, k, v = (x[None].bfloat16() for x in (self.q, self.k, self.v))
+        q, k, v = self._batch()
         statistics = query_statistics(q, rows), key_statistics(k, v, blocks)
         return predict(*statistics, rows, blocks, self.scale)
+
+    def rows(
+        self, rows: Partition, blocks: Partition, log_skipped: Tensor
+    ) -> Iterator[tuple[tuple[int, int, int], Row]]:
+        q, k, v = self._batch()
+        return rows_of(q, k, v, key_statistics(k, v, blocks), rows, blocks, self.scale, log_skipped)
+
+    def _batch(self) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = (x[None].bfloat16() for x in (self.q, self.k, self.v))
+        return q, k, v
 
 
 def cut(tiling: Tiling, size: int) -> Iterator[tuple[int, int]]:
@@ -74,99 +83,15 @@ def cut(tiling: Tiling, size: int) -> Iterator[tuple[int, int]]:
                 start += length
 
 
-class Row:
-    """One row of queries of one head: its attention exactly, and what each key block becomes in each tier.
-
-    numerator [queries, blocks, head_dim] and mass [queries, blocks] of each tier are relative to the exact denominator.
-    """
-
-    def __init__(self, head: Head, start: int, length: int, log_skipped: Tensor) -> None:
-        q = head.q[start : start + length]
-        scores = head.scale * (q @ head.k.mT)
-        top = scores.amax(-1, keepdim=True)
-        weights = (scores - top).exp()
-        total = weights.sum(-1, keepdim=True)
-        self.exact = (weights / total) @ head.v
-        p = head.of_blocks(weights / total)
-        self.refined = torch.einsum("qbk,bkd->qbd", p, head.v_blocks), p.sum(-1)
-
-        q8 = head.arithmetic.query(q[None, None, None]).value[0, 0, 0]
-        shift = head.scale * (q @ head.mean)[:, None]
-        low = head.of_blocks(head.scale * (q8 @ head.k8.mT) + shift, -torch.inf)
-        best = low.amax(-1, keepdim=True)
-        p8 = head.arithmetic.weights((low - best).exp()).value * (best - top[..., None]).exp()
-        p8 = p8 / total[..., None]
-        self.skimmed = torch.einsum("qbk,bkd->qbd", p8, head.v8_blocks), p8.sum(-1)
-
-        mass = (head.scale * (q @ head.mean_k.mT) + log_skipped - top).exp() / total
-        linear = q @ head.slope
-        self.skipped = mass[..., None] * (head.mean_v + linear[:, None]), mass
-
-    def pairs(self) -> tuple[Tensor, Tensor]:
-        """Squared errors [blocks] of skipping and of skimming each block alone, summed over the queries."""
-        found = []
-        for numerator, mass in (self.skipped, self.skimmed):
-            wrong = numerator - self.refined[0]
-            wrong = wrong - (mass - self.refined[1])[..., None] * self.exact[:, None]
-            found.append(wrong.square().sum((0, 2)))
-        return found[0], found[1]
-
-    def read(self, tiers: Tensor) -> Tensor:
-        """The output [queries, head_dim] with a tier for each block."""
-        numerator, mass = 0.0, 0.0
-        for tier, (of_tier, weight) in (
-            (Tier.SKIP, self.skipped),
-            (Tier.SKIM, self.skimmed),
-            (Tier.REFINE, self.refined),
-        ):
-            chosen = (tiers == tier).float()
-            numerator = numerator + torch.einsum("b,qbd->qd", chosen, of_tier)
-            mass = mass + weight @ chosen
-        return numerator / mass[:, None].clamp(min=1e-30)
-
-
-class Head:
-    def __init__(self, problem: Problem, head: int, blocks: Partition) -> None:
-        self.q, self.k, self.v = (x[head] for x in (problem.q, problem.k, problem.v))
-        self.scale, self.arithmetic = problem.scale, Fp8()
-        starts, lengths = blocks.runs.long().T[..., None]
-        at = torch.arange(int(lengths.max()), device=self.q.device)
-        self.inside = at < lengths
-        self.index = torch.where(self.inside, starts + at, 0)
-        self.mean = self.k.mean(0)
-        self.k8 = self._rounded(self.arithmetic.key, self.k - self.mean)
-        self.v_blocks = self._blocks(self.v)
-        self.v8_blocks = self._blocks(self._rounded(self.arithmetic.value, self.v))
-        k, v = (x[None, None].bfloat16() for x in (self.k, self.v))
-        statistics = key_statistics(k, v, blocks)
-        self.mean_k, self.mean_v = (x[0, 0].float() for x in (statistics.mean_k, statistics.mean_v))
-        self.slope = statistics.slope(self.scale)[0, 0].float()
-
-    def of_blocks(self, x: Tensor, padding: float = 0.0) -> Tensor:
-        """[queries, blocks, keys] of x [queries, tokens]"""
-        return x[:, self.index].masked_fill(~self.inside, padding)
-
-    def _blocks(self, x: Tensor) -> Tensor:
-        return x[self.index] * self.inside[..., None]
-
-    def _rounded(self, rounded: object, x: Tensor) -> Tensor:
-        assert callable(rounded)
-        found: Operand = rounded(x[None, None, None])
-        return found.value[0, 0, 0]
-
-
 def true_pairs(
     problem: Problem, rows: Partition, blocks: Partition, log_skipped: Tensor
 ) -> Predicted:
     """As `predict`, measured, in units of the mean |output|^2. log_skipped: [1, heads, rows, blocks]"""
     skip, skim = torch.zeros_like(log_skipped), torch.zeros_like(log_skipped)
-    total = 0.0
-    for index in range(len(problem.q)):
-        head = Head(problem, index, blocks)
-        for i, (start, length) in enumerate(rows.runs.tolist()):
-            row = Row(head, start, length, log_skipped[0, index, i])
-            total = total + row.exact.square().sum()
-            skip[0, index, i], skim[0, index, i] = row.pairs()
+    total = torch.zeros((), device=skip.device)
+    for place, row in problem.rows(rows, blocks, log_skipped):
+        total += row.exact.square().sum()
+        skip[place], skim[place] = row.pairs()
     unit = total / (len(problem.q) * rows.tokens) * rows.longest
     return Predicted(skip / unit, skim / unit, log_skipped)
 

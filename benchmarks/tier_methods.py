@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from tier_errors import Head, Problem, Row, frozen
+from tier_errors import Problem, frozen
 from torch import Tensor
 
 from sta_compile.ir.window import Window
@@ -36,7 +36,7 @@ from sta_compile.tiers.attention import Tier
 from sta_compile.tiers.inside import inside_window
 from sta_compile.tiers.predict import Predicted
 from sta_compile.tiers.router import Costs, choose_tiers, costs_of
-from sta_compile.tiers.statistics import Partition
+from sta_compile.tiers.statistics import Partition, key_statistics
 
 WINDOWS = ((1, 1, 1), (1, 3, 3), (3, 3, 3), (3, 4, 5))
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5)
@@ -89,19 +89,17 @@ def measure(problem: Problem, costs: Costs, every: int) -> list[dict[str, Any]]:
         lambda: torch.zeros((), device=problem.q.device)
     )
     size = torch.zeros((), device=problem.q.device)
-    gains = predicted.log_skipped[0] - blocks.lengths.log()
-    for index in range(len(problem.q)):
-        head = Head(problem, index, blocks)
-        for i, (start, length) in enumerate(rows.runs.tolist()):
-            row = Row(head, start, length, predicted.log_skipped[0, index, i])
-            size += row.exact.square().sum()
-            full = row.skipped
-            mass = full[1] * (-gains[index, i]).exp()
-            plain = mass[..., None] * head.mean_v, mass
-            for method, knob, tiers in tried:
-                row.skipped = plain if method in PLAIN else full
-                error = row.read(tiers[index, i]) - row.exact
-                wrong[method, knob] += error.square().sum()
+    means = key_statistics(problem.k[None], problem.v[None], blocks).mean_v[0].bfloat16().float()
+    gains = predicted.log_skipped - blocks.lengths.log()
+    for place, row in problem.rows(rows, blocks, predicted.log_skipped):
+        size += row.exact.square().sum()
+        full = row.skipped
+        mass = full[1] * (-gains[place]).exp()
+        plain = mass[..., None] * means[place[1]], mass
+        for method, knob, tiers in tried:
+            row.skipped = plain if method in PLAIN else full
+            error = row.read(tiers[place[1:]]) - row.exact
+            wrong[method, knob] += error.square().sum()
     return [
         {
             "problem": problem.name,

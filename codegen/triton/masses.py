@@ -150,6 +150,7 @@ def attend(
     row_sizes_ptr,
     mean_k_ptr,
     mean_v_ptr,
+    slope_ptr,
     runs_ptr,
     center_ptr,
     k_ptr,
@@ -218,6 +219,8 @@ def attend(
         log_n = tl.where(n > 0, tl.log(tl.maximum(n, 1.0)), -float("inf"))
         log_mass += log_n[None, :]
         top, total, seen, out = add_up(log_mass, mean_k, mean_v, top, total, seen, out)
+    slope = load_tile(slope_ptr + key_head * D * D, tl.arange(0, D_PADDED), D, columns, D)
+    out += total[:, None] * tl.dot(q, slope)
     of_sample = key_head % (heads // share)
     k_ptr += (sample * k_batch + of_sample * k_head) * UNIT
     v_ptr += (sample * v_batch + of_sample * v_head) * UNIT

@@ -135,7 +135,14 @@ def choose_tiers(
     )
     masses.attend[(tiles, batch * heads)](
         *(found.means, found.spread, rows.runs, rows.sizes, found.mean_k, found.mean_v),
-        *(blocks.runs, found.center, k, v, None if shown is None else shown.view(torch.uint8)),
+        *(
+            found.slope,
+            blocks.runs,
+            found.center,
+            k,
+            v,
+            None if shown is None else shown.view(torch.uint8),
+        ),
         *(gain, total, product, own, out, energy, scale, heads, share, many, columns),
         *(geometry.video_key, geometry.context_keys, geometry.tiling.tokens, k.shape[2]),
         *(*of_k, *of_v, d, padded, q_groups, ROWS, BLOCK, STRIDE_UNIT),

@@ -41,10 +41,15 @@ def price_of_speedup(
 
 
 def price_of_error(
-    predictions: Sequence[Predicted], max_error: float, costs: Costs, inside: Tensor | None = None
+    predictions: Sequence[Predicted],
+    max_error: float,
+    costs: Costs,
+    inside: Tensor | None = None,
+    excesses: Sequence[float] | None = None,
 ) -> float:
-    """The highest price at which the predicted relative error (root mean square) is at most max_error.
+    """The highest price at which the relative error (root mean square) is at most max_error, as predicted.
 
+    excesses: of each prediction, what squared errors of whole outputs are over predicted ones (measure.py); 1 by default.
     0 where skipping what a window hides already errs by more. Raises StaError if max_error isn't positive.
     """
     if not max_error > 0:
@@ -52,7 +57,11 @@ def price_of_error(
 
     def is_wrong(price: float) -> bool:
         tiers = [choose_tiers(each, price, costs, inside) for each in predictions]
-        errors = [error_of(*both).mean() for both in zip(tiers, predictions, strict=True)]
+        factors = excesses or [1.0] * len(tiers)
+        errors = [
+            error_of(chosen, predicted).mean() * factor
+            for chosen, predicted, factor in zip(tiers, predictions, factors, strict=True)
+        ]
         return bool(torch.stack(errors).mean() > max_error**2)
 
     return 0.0 if is_wrong(0.0) else _turn(is_wrong)[0]

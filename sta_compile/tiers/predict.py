@@ -142,6 +142,8 @@ def masses(
     mean_v = _of_heads(keys.mean_v, share).float()
     mean_k = mean_k - _of_heads(center, share)
     out, seen = (torch.einsum("bhrqk,bhkd->bhrqd", weight, x) for x in (mean_v, mean_k))
+    slope = _of_heads(keys.slope(scale), share).float()
+    out = out + weight.sum(-1, keepdim=True) * torch.einsum("bhrqd,bhde->bhrqe", q, slope)
     spread = _spread_of_queries(queries, mean_k, seen + k_context, scale)
     tokens = rows.sizes[..., None].clamp(min=1)
     squared = (2 * log_weight + log_of_mean(4 * spread, tokens)).clamp(max=0).exp()
