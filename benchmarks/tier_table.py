@@ -11,7 +11,10 @@ quantizing included, and of the kernel alone. Ways to read less:
     fp8       all keys in e4m3
     top-k     blocks with the largest products of means in bf16, the others dropped (SpargeAttn, arXiv 2502.18137)
     means     tiers without e4m3: a block is read in bf16, or its means stand for it
+    plain     as means, without slopes of values and without the scores' second order
     tiers     precision="tiered"
+
+The last four are of the kernel alone, with a router that has run before; "whole calls" have all of it.
 """
 
 from __future__ import annotations
@@ -141,6 +144,9 @@ def windows(layer: Layer) -> Iterator[Way]:
     spec = AttentionSpec(("video",), n, "full")
     yield Way("dense", "bf16", lambda: layer.call(spec))
     yield Way("fp8", "", lambda: layer.call(replace(spec, precision="fp8")))
+    for price in PRICES:
+        whole = replace(spec, precision="tiered", price=price)
+        yield Way("tiers, whole calls", f"{price:g}", lambda whole=whole: layer.call(whole))
     for kept in ((1, 1, 1), (3, 1, 1), (3, 3, 1), (3, 3, 3), (5, 3, 3), (5, 5, 3), (5, 5, 5)):
         window = tuple(min(a, b) for a, b in zip(kept, n, strict=True))
         text = "x".join(map(str, window))
@@ -166,12 +172,15 @@ class Routed:
             *self.tensors[:3], self.plan, None, layer.scale, 0.0
         )
 
-    def way(self, name: str, setting: str, tiers: Tensor) -> Way:
+    def way(self, name: str, setting: str, tiers: Tensor, plain: bool = False) -> Way:
         """The whole call is this plus what the statistics and the router take, which is that of `tiers` for all."""
-        routing = lists_of(tiers, self.predicted, self.layer.scale)
-        given = tiered.assembled(
-            self.tensors, self.made, self.keys, routing, self.plan, self.layer.scale
-        )
+        predicted, slope = self.predicted, self.keys.slope(self.layer.scale)
+        if plain:
+            log_n = self.plan.blocks.lengths.log().expand_as(predicted.log_skipped)
+            predicted, slope = replace(predicted, log_skipped=log_n), torch.zeros_like(slope)
+        routing = lists_of(tiers, predicted, self.layer.scale)
+        means = self.keys.mean_k, self.keys.mean_v, slope
+        given = tiered.assembled(self.tensors, self.made, means, routing, self.plan)
 
         def kernel() -> Tensor:
             self.start(given)
@@ -204,6 +213,7 @@ def routed(layer: Layer) -> Iterator[Way]:
     for price in PRICES:
         no_e4m3 = replace(COSTS, skim=1e9)
         yield made.way("means", f"{price:g}", choose_tiers(made.predicted, price, no_e4m3))
+        yield made.way("plain", f"{price:g}", choose_tiers(made.predicted, price, no_e4m3), True)
     for price in PRICES:
         yield made.way("tiers", f"{price:g}", choose_tiers(made.predicted, price, COSTS))
 

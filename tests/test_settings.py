@@ -21,7 +21,6 @@ NAMES = [
     "kernel",
     "precision",
     "price",
-    "price",
     "layout",
     "strict",
 ]

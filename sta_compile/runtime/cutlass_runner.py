@@ -17,7 +17,7 @@ from .driver import INVALID_CONTEXT, checked, current_stream, driver, make_conte
 from .quantize import empty, quantized, warm_up
 from .runner import Start
 from .tensors import GradientTensors, Tensors
-from .tiered import TierPlan, empty_tiered, plan_of, tiered
+from .tiered import TierPlan, empty_tiered, plan_of, tiered, warm_up_tiers
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class CutlassRunner:
                     checked(cu.cuFuncSetAttribute(function, attribute, program.shared))
             if spec.precision != "native":
                 warm_up(spec, device)
+            if spec.precision == "tiered":
+                warm_up_tiers(spec, device)
         return Loaded(functions, program.shared, device)
 
     def bind(

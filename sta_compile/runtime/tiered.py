@@ -11,15 +11,18 @@ from torch import Tensor
 from ..codegen.cutlass_blocks import FP8_KEYS
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
+from ..ir.tiling import Tiling
 from ..ir.visibility import Visibility
+from ..ir.window import Window
 from ..tiers.inside import inside_window
 from ..tiers.predict import Context, Predicted
-from ..tiers.router import COSTS, Routing, lists_of, route
+from ..tiers.router import COSTS, Routing, route
 from ..tiers.statistics import KEY_GROUPS, QUERY_GROUPS, KeyStatistics, Partition
 from .cutlass_bind import by_tile
 from .cutlass_problem import thread_blocks
 from .quantize import empty, quantized, shown_keys
-from .tensors import QuantizedTensors, Tensors, TieredTensors, may_be_dense
+from .router import choose_tiers, take_statistics
+from .tensors import DTYPES, QuantizedTensors, Tensors, TieredTensors, may_be_dense
 from .tier_tables import key_blocks, tier_rows
 
 
@@ -95,26 +98,29 @@ def tiered(tensors: Tensors, plan: TierPlan, scale: float, price: float) -> Tier
     geometry = plan.geometry
     masks = tensors.key_lengths, tensors.key_mask, None, tensors.video_mask
     shown = shown_keys(Visibility(geometry, *masks), tensors.k)
-    keys, predicted, tiers = routed(*tensors[:3], plan, shown, scale, price)
-    made = quantized(tensors, geometry, scale)
-    return assembled(tensors, made, keys, lists_of(tiers, predicted, scale), plan, scale)
+    q, k, v, *_ = tensors
+    found = take_statistics(q, k, v, geometry, scale, plan.rows, plan.blocks)
+    inside = None if plan.inside is None else plan.inside.view(torch.uint8)
+    of_plan = geometry, scale, plan.rows, plan.blocks
+    routing = choose_tiers(found, k, v, shown, *of_plan, price, COSTS, inside)
+    means = found.mean_k, found.mean_v, found.slope
+    return assembled(tensors, quantized(tensors, geometry, scale), means, routing, plan)
 
 
 def assembled(
     tensors: Tensors,
     made: QuantizedTensors,
-    keys: KeyStatistics,
+    means: tuple[Tensor, Tensor, Tensor],
     routing: Routing,
     plan: TierPlan,
-    scale: float,
 ) -> TieredTensors:
-    """What the kernel reads, of any routing."""
+    """What the kernel reads, of any routing. means: of keys and values, and slopes."""
     bytes_ = made.q, made.k, made.v
     scales = made.q_scale, made.k_scale, made.v_scale, made.shift
-    slope = keys.slope(scale).mT.contiguous()
+    mean_k, mean_v, slope = means
     lists = routing.bias, routing.order, routing.counts, plan.blocks.runs
     return TieredTensors(
-        *tensors[:5], *bytes_, *scales, keys.mean_k, keys.mean_v, slope, *lists, *tensors[5:]
+        *tensors[:5], *bytes_, *scales, mean_k, mean_v, slope.mT.contiguous(), *lists, *tensors[5:]
     )
 
 
@@ -139,3 +145,18 @@ def empty_tiered(tensors: Tensors, plan: TierPlan) -> TieredTensors:
     bytes_ = made.q, made.k, made.v
     scales = made.q_scale, made.k_scale, made.v_scale, made.shift
     return TieredTensors(*tensors[:5], *bytes_, *scales, mean, mean, slope, *lists, *tensors[5:])
+
+
+def warm_up_tiers(spec: KernelSpec, device: int) -> None:
+    """Compiles and loads what chooses tiers, by calls on little: with text, hidden keys and a window, and without."""
+    tiling, roles = Tiling((2, 16, 16), (2, 1, 1)), ("video", "context")
+    dtype = {name: kind for kind, name in DTYPES.items()}[spec.dtype]
+    for text, window in ((0, (2, 1, 1)), (16, (1, 1, 1))):
+        segments = (tiling.tokens, text) if text else (tiling.tokens,)
+        geometry = Geometry(segments, roles[: len(segments)], tiling, Window(window))
+        shape = 1, 1, geometry.keys, spec.head_dim
+        x = torch.zeros(shape, dtype=dtype, device=torch.device("cuda", device))
+        lse = torch.zeros(shape[:3], device=x.device)
+        lengths = torch.zeros(1, 1, dtype=torch.int32, device=x.device) if text else None
+        given = Tensors(x, x, x, x, lse, lengths)
+        tiered(given, plan_of(spec, given, geometry), 1.0, 0.0)
