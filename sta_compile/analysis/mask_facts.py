@@ -8,8 +8,8 @@ prefix whose length is data; or data.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeAlias
 
@@ -39,7 +39,9 @@ class Below:
 
 @dataclass(frozen=True)
 class Data:
-    """Known at run time only."""
+    """Known at run time only. of: what tells that two such facts are the same, if it is known."""
+
+    of: Hashable | None = None
 
 
 Fact: TypeAlias = Everywhere | Below | Data
@@ -48,10 +50,14 @@ TRUE, FALSE, DATA = Everywhere(True), Everywhere(False), Data()
 
 @dataclass(frozen=True)
 class Seen:
-    """True where both the fact of the query and the fact of the key are."""
+    """True where both the fact of the query and the fact of the key are.
+
+    loose: for queries of which the fact is not true it may be true or not, as `ids[:, :, None] == ids[:, None]` is.
+    """
 
     queries: Fact
     keys: Fact
+    loose: bool = False
 
 
 ALL, NOTHING = Seen(TRUE, TRUE), Seen(TRUE, FALSE)
@@ -60,21 +66,26 @@ ALL, NOTHING = Seen(TRUE, TRUE), Seen(TRUE, FALSE)
 def _and(a: Fact, b: Fact) -> Fact:
     if FALSE in (a, b):
         return FALSE
-    if a == TRUE or _equal(a, b):
+    if a == TRUE or same_fact(a, b):
         return b
-    return a if b == TRUE else DATA
+    if b == TRUE:
+        return a
+    return DATA if DATA in (a, b) else Data(("and", frozenset((a, b))))
 
 
-def _equal(a: Fact, b: Fact) -> bool:
+def same_fact(a: Fact, b: Fact) -> bool:
+    """Are they known to say the same, element by element?"""
     if isinstance(a, Below) and isinstance(b, Below):
         return a.limit is b.limit and a.negated == b.negated and bool(same_size(a.start, b.start))
-    return not isinstance(a, Data) and a == b
+    return a != DATA and a == b
 
 
 def _not(fact: Fact) -> Fact:
     if isinstance(fact, Everywhere):
         return Everywhere(not fact.value)
-    return Below(fact.limit, fact.start, not fact.negated) if isinstance(fact, Below) else DATA
+    if isinstance(fact, Below):
+        return Below(fact.limit, fact.start, not fact.negated)
+    return DATA if fact == DATA else Data(("not", fact))
 
 
 def conjunction(a: Seen | None, b: Seen | None) -> Seen | None:
@@ -84,13 +95,15 @@ def conjunction(a: Seen | None, b: Seen | None) -> Seen | None:
         return None
     if ALL in (a, b):
         return b if a == ALL else a
-    both = Seen(_and(a.queries, b.queries), _and(a.keys, b.keys))
+    both = Seen(_and(a.queries, b.queries), _and(a.keys, b.keys), a.loose or b.loose)
+    if both.loose:
+        return None if both.queries == FALSE else both
     return NOTHING if FALSE in (both.queries, both.keys) else both
 
 
 def negation(a: Seen | None) -> Seen | None:
     """None if it depends on both query and key: `not (a and b)` is no product."""
-    if a is None or TRUE not in (a.queries, a.keys):
+    if a is None or a.loose or TRUE not in (a.queries, a.keys):
         return None
     return _product(a.queries == TRUE, _not(a.keys if a.queries == TRUE else a.queries))
 
@@ -118,6 +131,27 @@ def chosen(condition: Seen | None, a: Seen | None, b: Seen | None) -> Seen | Non
     return disjunction(conjunction(condition, a), conjunction(negation(condition), b))
 
 
+def equality(a: Seen | None, b: Seen | None) -> Seen | None:
+    """True where both are, or neither is."""
+    for one, other in ((a, b), (b, a)):
+        if one == ALL:
+            return other
+        if one == NOTHING:
+            return negation(other)
+    if a is None or b is None or a.loose or b.loose:
+        return None
+    queries, keys = (a, b) if a.keys == TRUE else (b, a)
+    products = queries.keys == TRUE and keys.queries == TRUE
+    return Seen(queries.queries, keys.keys, loose=True) if products else None
+
+
+def with_itself(seen: Seen | None) -> Seen | None:
+    """Of queries and keys of the same tokens, where each query sees its own key as well."""
+    if seen is None or seen == ALL:
+        return seen
+    return replace(seen, loose=True) if same_fact(seen.queries, seen.keys) else None
+
+
 def along(label: str, fact: Fact) -> Seen | None:
     """A fact of the queries ("q") or of the keys ("k")."""
     return _product(label == "k", fact) if label in ("q", "k") else None
@@ -133,8 +167,21 @@ def either_of(facts: Sequence[Seen | None], mixed: set[str]) -> Seen | None:
     if mixed <= {"b", "q"} and all(
         fact is not None and (fact == NOTHING or fact.keys == TRUE) for fact in facts
     ):
-        return Seen(DATA, TRUE)
-    return None
+        return Seen(DATA, TRUE, any(fact is not None and fact.loose for fact in facts))
+    return _some_keys_to_all(facts) if mixed <= {"b", "k"} else None
+
+
+def _some_keys_to_all(facts: Sequence[Seen | None]) -> Seen | None:
+    """Of parts along the keys, some of which all queries see: those of which the fact of the others is true see the keys of
+    each part, and what the others see is not stated."""
+    asking = {fact.queries for fact in facts if fact is not None and fact.queries != TRUE}
+    if None in facts or len(asking) != 1 or FALSE in asking:
+        return None
+    (queries,) = asking
+    if queries == DATA and sum(f is not None and f.queries != TRUE for f in facts) > 1:
+        return None
+    every = all(fact is not None and fact.keys == TRUE for fact in facts)
+    return Seen(queries, TRUE if every else DATA, loose=True)
 
 
 _STEPS: dict[str, Callable[[float, float], float]] = {

@@ -7,15 +7,16 @@ a length counts, so all N video keys are valid and the mask says no more than th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import torch
 import torch.fx
 
 from .axes import Size, size_of
 from .graph_view import GraphView, fake_value, is_tensor
-from .mask_facts import ADDITIVE, FALSE, TRUE, TRUTH, Below, Fact
+from .mask_facts import ADDITIVE, FALSE, NOTHING, TRUE, TRUTH, Below, Fact, Seen, same_fact
 from .mask_spans import ONE, Span, Spans, is_one, sizes_of
 from .read_mask import MaskReader
 
@@ -58,52 +59,64 @@ class MaskProver:
         before: int,
         keys: Sequence[Size],
         video: int,
-        video_queries: tuple[Size, Size],
+        asking: Sequence[int],
     ) -> ContextMask | None:
         """What a mask, read at position `before` of the graph, says; None if queries may see other keys than others do.
 
         The mask broadcasts to [batch, heads, queries, keys]. keys: segments along the keys; video: index of the video's;
-        video_queries: start and stop of the video's queries. Queries beside the video may see nothing at all: rows of
-        padding, which nobody reads.
+        asking: those that are queries as well, in this order. Queries beside the video may see nothing at all, or, if no
+        other query sees their own keys, anything: rows of padding, which nobody reads.
         """
-        facts: list[Fact] = []
-        of_video: Fact = TRUE
-        additive = fake_value(mask).dtype != torch.bool
-        start: Size = 0
-        for index, size in enumerate(keys):
-            stop = start + size
-            fact = self._fact(mask, before, (start, stop), video_queries)
-            if fact is None or (index == video and fact == FALSE):
-                return None
-            if index == video:
-                of_video = fact
-            else:
-                facts.append(fact)
-            start = stop
+        parts = list(pairwise(accumulate(keys, initial=0)))
+        every = [self._seen(mask, before, None, part) for part in parts]
+        if all(seen is not None and seen.queries == TRUE for seen in every):
+            facts: list[Fact] | None = [seen.keys for seen in every if seen is not None]
+        else:
+            ranges = pairwise(accumulate((keys[i] for i in asking), initial=0))
+            rows = {
+                i: [self._seen(mask, before, queries, part) for part in parts]
+                for i, queries in zip(asking, ranges, strict=True)
+            }
+            facts = _agreed(rows, video)
+        if facts is None or facts[video] == FALSE:
+            return None
+        of_video, beside = facts[video], (*facts[:video], *facts[video + 1 :])
         one_for_all = is_one(sizes_of(mask)[-1])  # then no part of it is about the video alone
-        return (
-            None
-            if one_for_all and of_video != TRUE
-            else ContextMask(tuple(facts), additive, of_video)
-        )
+        additive = fake_value(mask).dtype != torch.bool
+        return None if one_for_all and of_video != TRUE else ContextMask(beside, additive, of_video)
 
-    def _fact(
+    def _seen(
         self,
         mask: torch.fx.Node,
         before: int,
+        queries: tuple[Size, Size] | None,
         keys: tuple[Size, Size],
-        video_queries: tuple[Size, Size],
-    ) -> Fact | None:
-        """Of the keys start .. stop, for all queries alike."""
+    ) -> Seen | None:
+        """Of some queries, or all of them, and some keys."""
         test = TRUTH if fake_value(mask).dtype == torch.bool else ADDITIVE
-        sizes = sizes_of(mask)
-        every = self._reader.read(mask, _part(sizes, None, keys), test, before)
-        if every is not None and every.queries == TRUE:
-            return every.keys
-        video = self._reader.read(mask, _part(sizes, video_queries, keys), test, before)
-        if every is None or video is None or video.queries != TRUE or video.keys != every.keys:
+        return self._reader.read(mask, _part(sizes_of(mask), queries, keys), test, before)
+
+
+def _agreed(rows: Mapping[int, Sequence[Seen | None]], video: int) -> list[Fact] | None:
+    """Of each segment of the keys, what all queries see that see any. rows: of each segment of queries."""
+    ours = rows[video]
+    if any(seen is None or seen.queries != TRUE for seen in ours):
+        return None
+    facts = [seen.keys for seen in ours if seen is not None]
+    for own, row in rows.items():
+        seen = [each for each in row if each is not None]
+        if own == video or all(each == NOTHING for each in row):
+            continue
+        if len(seen) < len(facts) or not all(
+            same_fact(each.keys, fact) for each, fact in zip(seen, facts, strict=True)
+        ):
             return None
-        return every.keys
+        asking = [e.queries for e, fact in zip(seen, facts, strict=True) if fact != FALSE]
+        if not all(same_fact(each, asking[0]) for each in asking):
+            return None
+        if any(each.loose for each in seen) and not same_fact(asking[0], facts[own]):
+            return None
+    return facts
 
 
 def _part(

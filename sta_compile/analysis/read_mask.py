@@ -6,25 +6,25 @@ as well: 0 shows a key, -1e4 or less hides it.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.fx
 
-from .axes import Size, size_of
+from .axes import Size
 from .graph_view import GraphView, argument, canonical_name, fake_value, is_inplace, is_tensor
 from .known_values import Constants
-from .lower_bound import EXACT, lower_bound, outside
+from .lower_bound import lower_bound, outside
 from .mask_facts import (
     ALL,
     DATA,
-    FALSE,
     NOTHING,
     TRUE,
     TRUTH,
-    Below,
-    Fact,
+    Data,
     Seen,
     Test,
     along,
@@ -32,7 +32,11 @@ from .mask_facts import (
     conjunction,
     disjunction,
     either_of,
+    equality,
+    with_itself,
 )
+from .mask_positions import Places, below, on_diagonal, places
+from .mask_products import OUTER, outer_product
 from .mask_spans import (
     Span,
     Spans,
@@ -90,20 +94,22 @@ class MaskReader:
     def _read(self, node: torch.fx.Node, spans: Spans, test: Test, before: int) -> Seen | None:
         source = node.args[0] if node.args else None
         storages = set(storage_of(node))
-        if is_tensor(source) and not is_inplace(node) and storages & set(storage_of(source)):  # type: ignore[arg-type]
+        writes = [w for s in storages for w in self._written.get(s, ())]
+        writes = [w for w in writes if self.view.position.get(w, before) < before]
+        last = writes[-1] if writes else None
+        shares = is_tensor(source) and storages & set(storage_of(source))  # type: ignore[arg-type]
+        if shares and not is_inplace(node) and (last is None or last.args[0] is not node):
             through = moved(node, spans)
             if through is None or fake_value(source).dtype != fake_value(node).dtype:
                 return None
             return self.read(source, through, test, before)
-        writes = [w for s in storages for w in self._written.get(s, ())]
-        writes = [w for w in writes if self.view.position.get(w, before) < before]
-        if writes and writes[-1] is not node:
-            return self._after(writes[-1], node, spans, test)
+        if last is not None and last is not node:
+            return _named(self._after(last, node, spans, test), (last, test), spans)
         found = self._computed(node, spans, test, self.view.position[node])
-        if writes or found in (ALL, NOTHING):
-            return found
-        constant = self._constant(node, spans, test)
-        return constant or (_leaf(node, spans, test) if found is None else found)
+        if not writes and found not in (ALL, NOTHING):
+            leaf = _leaf(node, spans, test) if found is None else found
+            found = self._constant(node, spans, test) or leaf
+        return _named(found, (node, test), spans)
 
     def _constant(self, node: torch.fx.Node, spans: Spans, test: Test) -> Seen | None:
         """Of a part that holds one number in every call: all that is made of numbers is computed here."""
@@ -198,6 +204,11 @@ class MaskReader:
             return self._arithmetic(node, name, spans, test, at)
         if name in ("cat", "pad", "constant_pad_nd"):
             return self._joined(node, name, spans, test, at)
+        if name in OUTER:
+            factors = outer_product(node, spans)
+            if factors is None or not all(self._is_truth(x) for x, _ in factors):
+                return None
+            return test.of_truth(conjunction(*(self.read(*f, TRUTH, at) for f in factors)))
         through = moved(node, spans)
         if through is None or not is_tensor(first):
             return None
@@ -218,8 +229,28 @@ class MaskReader:
         a, b = node.args[0], argument(node, 1, "other")
         if not all(is_tensor(x) and fake_value(x).dtype == torch.bool for x in (a, b)):
             return None
+        for one, other in ((a, b), (b, a)) if name == "logical_or" else ():
+            where = self._on_diagonal(one, self._of_value(one, spans))
+            if where is not None:
+                rest = self._of(other, spans, TRUTH, at)
+                return test.of_truth(with_itself(rest) if where else rest)
         seen = (self._of(x, spans, TRUTH, at) for x in (a, b))
         return test.of_truth((conjunction if name == "logical_and" else disjunction)(*seen))
+
+    def _on_diagonal(self, node: Any, spans: Spans) -> bool | None:
+        """Is a part true where a query is its own key, and nowhere else? False if no query of it is."""
+        node = outside(self.view, node)
+        if not is_tensor(node) or self.is_written(node):
+            return None
+        name = canonical_name(node)
+        if name == "eq":
+            sides = (node.args[0], argument(node, 1, "other"))
+            return on_diagonal(*(self._places(side, spans) for side in sides))
+        if name == "eye":
+            return on_diagonal(*((span.label, span.start, span.stop) for span in spans))
+        through = moved(node, spans)
+        again = through is not None and name not in ("logical_not", "neg")
+        return self._on_diagonal(node.args[0], through) if again and through else None
 
     def _choice(
         self, node: torch.fx.Node, name: str, spans: Spans, test: Test, at: int
@@ -308,62 +339,44 @@ class MaskReader:
     ) -> Seen | None:
         a, b = node.args[0], argument(node, 1, "other")
         for left, right, how in ((a, b, name), (b, a, _TURNED[name])):
-            found = self._index(left, self._of_value(left, spans)) if is_tensor(left) else None
-            if found is not None:
+            found = self._places(left, spans)
+            if found is not None and how not in ("eq", "ne"):
                 label, first, stop = found
-                fact = self._below(first, stop, right, spans, how)
+                fact = below(self.view, first, stop, right, spans, how)
                 return None if fact is None else test.of_truth(along(label, fact))
         for left, right, how in ((a, b, name), (b, a, _TURNED[name])):
             number = fake_value(right)
             if is_tensor(left) and isinstance(number, (bool, int, float)):
                 return self._of(left, spans, test.before(how, float(number)), at)
+        if name == "eq" and self._is_truth(a) and self._is_truth(b):
+            return test.of_truth(equality(*(self._of(x, spans, TRUTH, at) for x in (a, b))))
         return None
 
-    def _index(self, node: Any, spans: Spans) -> tuple[str, Size, Size] | None:
-        """(label, first, stop) of a part that holds the positions along one dimension."""
-        node = outside(self.view, node)
-        if not is_tensor(node) or fake_value(node).dtype not in EXACT or self.is_written(node):
-            return None
-        name = canonical_name(node)
-        if name == "arange":
-            plain = len(node.args) == 1 or (len(node.args) == 2 and node.args[0] == 0)
-            if not plain or node.kwargs.get("step", 1) != 1 or node.kwargs.get("start", 0) != 0:
-                return None
-            (span,) = spans
-            return span.label, span.start, span.stop
-        if name in ("add", "sub") and node.kwargs.get("alpha", 1) == 1:
-            by = fake_value(argument(node, 1, "other"))
-            found = self._index(node.args[0], spans)
-            if found is None or not isinstance(by, (int, torch.SymInt)):
-                return None
-            shift = size_of(by) if name == "add" else -size_of(by)
-            return found[0], found[1] + shift, found[2] + shift
-        through = moved(node, spans)
-        return None if through is None or name == "neg" else self._index(node.args[0], through)
+    def _places(self, node: Any, spans: Spans) -> Places | None:
+        return (
+            places(self.view, node, self._of_value(node, spans), self.is_written)
+            if is_tensor(node)
+            else None
+        )
 
-    def _below(self, first: Size, stop: Size, limit: Any, spans: Spans, how: str) -> Fact | None:
-        """What `position <how> limit` says of positions first .. stop."""
-        if how not in ("lt", "le", "gt", "ge"):
-            return None
-        negated = how in ("gt", "ge")  # position > limit: not position < limit + 1
-        more = how in ("gt", "le")
-        value = fake_value(limit)
-        if isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool):
-            end = size_of(value) + (1 if more else 0)
-            fact: Fact = TRUE if at_most(stop, end) else FALSE if at_most(end, first) else DATA
-        elif is_tensor(limit) and labels(limit, of_operand(limit, spans)) <= {"b"}:
-            bound = lower_bound(self.view, limit)
-            if bound is not None and at_most(stop, bound + (1 if more else 0)):
-                fact = TRUE
-            else:
-                fact = DATA if more else Below(outside(self.view, limit), first)
-        else:
-            return None
-        if not negated or fact == DATA:
-            return fact
-        if isinstance(fact, Below):
-            return Below(fact.limit, fact.start, True)
-        return FALSE if fact == TRUE else TRUE
+
+def _named(seen: Seen | None, made: Hashable, spans: Spans) -> Seen | None:
+    """What is data gets a name: what made it, and where it was read.
+
+    A fact of the queries and one of the keys have the same name if they are of the same rows.
+    """
+    if seen is None or DATA not in (seen.queries, seen.keys):
+        return seen
+
+    def name(label: str) -> Data:
+        own = (replace(s, label="*") if s.label == label else s for s in spans)
+        return Data((made, tuple(span for span in own if span.label != "b")))
+
+    return replace(
+        seen,
+        queries=name("q") if seen.queries == DATA else seen.queries,
+        keys=name("k") if seen.keys == DATA else seen.keys,
+    )
 
 
 def _cuts(span: Span, start: Size, stop: Size) -> list[int]:

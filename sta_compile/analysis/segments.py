@@ -136,9 +136,9 @@ class SequenceReader:
 
     def _proved(self, site: AttentionSite, plain: Tokens, prover: MaskProver) -> ContextMask | None:
         assert site.mask is not None
-        start, sizes = plain.video_query, [size for _, size in plain.segments]
-        queries = start, start + sizes[plain.video]
-        return prover.prove(site.mask, self.view.position[site.node], sizes, plain.video, queries)
+        sizes = [size for _, size in plain.segments]
+        asking = [i for i, (role, _) in enumerate(plain.segments) if role != "keys"]
+        return prover.prove(site.mask, self.view.position[site.node], sizes, plain.video, asking)
 
     def _suppose_equal_lengths(self, site: AttentionSite, plain: Tokens) -> None:
         """Notes which symbols of the mask must be the same as those of the sequence for the mask to leave the video alone.
