@@ -120,6 +120,7 @@ def _compile(
     if _torch.is_whole_forward() and not _torch.last_compile_of_frame():
         read = {names[i]: positions for i, positions in report.read.items()}
         install_positions_guards(dict(zip(names, example_inputs, strict=False)), read)
+    if not _torch.last_compile_of_frame():
         install_no_grid_guards({names[i]: rows for i, rows in report.empty.items()})
     flags = example_of(gm)
     if flags is not None:

@@ -243,8 +243,21 @@ def unify(a: Axis, b: Axis) -> bool:
         elif len(left) == 1 and len(right) == 1:
             ok &= _unify_concat(left[0], right[0])
         else:
-            ok &= left == right
+            ok &= left == right or _unify_copies(left, right) or _unify_copies(right, left)
     return ok
+
+
+def _unify_copies(joined: Axis, product: Axis) -> bool:
+    """[frames | frames of another video] and copies of a table of frames, which are (copies, frames)."""
+    parts = joined[0].parts if len(joined) == 1 and isinstance(joined[0], Concat) else ()
+    for k in range(1, len(product)):
+        inner = product[k:]
+        sizes = [axis_size(inner), *map(axis_size, parts)]
+        if same_size(axis_size(product[:k]), len(parts)) and all(
+            same_size(size, sizes[0]) for size in sizes
+        ):
+            return all(unify(part, inner) for part in parts)
+    return False
 
 
 def _unify_concat(a: Factor, b: Factor) -> bool:

@@ -34,6 +34,7 @@ from .position_values import (
     block_in,
     find_positions,
     may_be_ids,
+    may_hold_positions,
 )
 from .told_axes import ToldAxes
 from .trace_dims import DimTrace, trace_dims
@@ -134,8 +135,8 @@ class _Reader:
         found = [(s, block) for s in sources if (block := self._block(s)) is not None]
         if not found:
             for source in sources:
-                rows = self._rows(source)
-                if rows is not None and may_be_ids(source.value, source.dim):
+                rows, value, dim = self._rows(source), source.value, source.dim
+                if rows is not None and (may_be_ids(value, dim) or may_hold_positions(value, dim)):
                     self.empty[source.node] = rows
             for source in blind[:1]:
                 self._doubt(

@@ -268,6 +268,14 @@ def test_pieces_that_are_put_back_are_the_whole() -> None:
     assert concat([part_of(axis, 0, 5), part_of(axis, 6, 12)]) != axis
 
 
+def test_copies_of_a_table_beside_two_videos() -> None:
+    first, second, rows, table, copies = map(fresh, (4, 4, 3, 4, 2))
+    videos = (*concat([first, second]), *rows)
+    assert unify(videos, (*copies, *table, *fresh(3)))
+    assert resolve(first) == resolve(second) == resolve(table)
+    assert not unify(concat([fresh(4), fresh(6)]), (*fresh(2), *fresh(5)))
+
+
 def test_slices_of_frames_are_frames() -> None:
     grid = t, h, w = fresh(4), fresh(3), fresh(5)
     video = tuple(factor for axis in grid for factor in axis)

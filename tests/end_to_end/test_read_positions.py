@@ -14,7 +14,7 @@ from sta_compile import read_positions
 from tests.end_to_end.compiled import relative_error
 from tests.end_to_end.models import Triple
 from tests.end_to_end.resolutions import OPTIONS, expected
-from tests.end_to_end.tiny import CHANNELS, TinyVideo
+from tests.end_to_end.tiny import CHANNELS, Block, TinyVideo
 
 LANDSCAPE, PORTRAIT = (5, 9, 11), (5, 11, 9)
 
@@ -29,21 +29,43 @@ class Placed(TinyVideo):
         return self.out(x)
 
 
+class At(Block):
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x + table)
+
+
+class InParts(TinyVideo):
+    """The same, each of its blocks in a graph of its own, which is given tables that are made in each call."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=2)
+        for block in self.blocks:
+            block.__class__ = At
+
+    def forward(self, tokens: Tensor, places: Tensor) -> Tensor:  # type: ignore[override]
+        x = F.linear(tokens, self.patchify.weight.flatten(1))
+        for block in self.blocks:
+            torch._dynamo.graph_break()
+            x = block(x, F.pad(places, (0, 13)).sin())
+        return self.out(x)
+
+
 def places(grid: Triple) -> Tensor:
     return torch.cartesian_prod(*(torch.arange(n) for n in grid)).float()
 
 
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+def model(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
     """Compiled by the backend, but for inductor, and eager."""
     monkeypatch.setattr(
         "sta_compile._torch.compile_with_inductor", lambda gm, *args, **more: gm.forward
     )
     torch._dynamo.reset()
     sta_compile.reset_reports()
-    compiled = Placed()
-    compiled.compile(backend="sta", fullgraph=True, options=dict(OPTIONS))
-    return compiled, Placed()
+    kind = getattr(request, "param", Placed)
+    compiled = kind()
+    compiled.compile(backend="sta", fullgraph=kind is Placed, options=dict(OPTIONS))
+    return compiled, kind()
 
 
 def check(model: Any, where: Tensor, grid: Triple | None) -> None:
@@ -54,6 +76,7 @@ def check(model: Any, where: Tensor, grid: Triple | None) -> None:
     assert relative_error(found, wanted) < 1e-5
 
 
+@pytest.mark.parametrize("model", [Placed, InParts], indirect=True)
 @torch.no_grad()
 def test_a_first_call_without_a_grid(model: Any) -> None:
     """As one that warms up has: it is exact, and a later one with a grid has a graph of its own."""
