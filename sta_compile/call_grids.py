@@ -99,10 +99,13 @@ def leaving_of(gm: torch.fx.GraphModule, inference: GridInference, *, told: bool
     tokens = tuple(_leaving_tokens(gm, inference))
     shown = {(t.output, t.dim) for t in tokens}
     passed = () if told else _passed_tokens(inference)
+    inputs = [n for n in gm.graph.nodes if n.op == "placeholder"]
     return Leaving(
         tokens,
         tuple(dict.fromkeys(_parts_leaving(gm, inference))),
         tuple(each for each in passed if (each.output, each.dim) not in shown),
+        tuple(i for i, node in enumerate(inputs) if not is_parameter(node)),
+        not told,
     )
 
 

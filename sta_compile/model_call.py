@@ -105,10 +105,11 @@ class ModelCall:
         self.lacks_grid = False
         self.in_parts = False  # does Python run between its graphs, and keep what they return?
 
-    @property
-    def unseen(self) -> Doubt:
-        """Of tokens that code between graphs may have moved."""
-        return Doubt.UNSEEN if self.may_watch else Doubt.UNWATCHED
+    def _unseen(self, tensor: torch.Tensor) -> Doubt:
+        """Of tokens of which nothing is known: did they come from a graph that knew nothing either, as it returned them?"""
+        if not self.may_watch:
+            return Doubt.UNWATCHED
+        return Doubt.UNSHOWN if self.seen.is_returned(tensor) else Doubt.UNSEEN
 
     def grids(self, declared: int = 0) -> dict[int, Segments | Doubt]:
         """What the graphs so far have said, by the number of tokens.
@@ -155,9 +156,11 @@ class ModelCall:
                 if dim not in dims and not parts and not (tokens and n in known):
                     continue
                 if known.get(n) in (Doubt.SEVERAL, Doubt.PARTS):
+                    if not self.seen.knows(x):  # tables of positions may tell which sequence it is
+                        yield dim, self._unseen(x)
                     yield dim, known[n]
                 elif n in unseen and not (dim in dims and may_be_table(x, dim)):
-                    yield dim, known[n] if isinstance(known.get(n), Doubt) else self.unseen
+                    yield dim, known[n] if isinstance(known.get(n), Doubt) else self._unseen(x)
                 else:
                     yield dim, dims[dim] if dim in dims else first[n]
 
@@ -175,6 +178,17 @@ class ModelCall:
                 self.seen.state(tensor, tokens.dim, tokens.of(n))
             self._state(dict(by_number(n, tokens.of(n))))
         self._state(dict.fromkeys(leaving.parts, Doubt.PARTS))
+
+    def state_returned(self, leaving: Leaving, args: Sequence[Any], outputs: Iterable[Any]) -> None:
+        """A graph that has just run with these shows nothing else of what it returns."""
+        given = [x for i in leaving.given if isinstance(x := args[i], torch.Tensor)]
+        tokens = [x for x in given if may_be_video(x)]
+        lost = leaving.passes and any(self.seen.of(x) for x in tokens)
+        if lost or not all(self.seen.knows(x) or self.seen.is_returned(x) for x in tokens):
+            return
+        for tensor in outputs:
+            if isinstance(tensor, torch.Tensor):
+                self.seen.state_returned(tensor)
 
     def passing(
         self, passed: Iterable[PassedTokens], args: Sequence[Any]
@@ -351,6 +365,7 @@ class GraphInCall:
         call.state_leaving(self.report.leaving, known, out)
         for tokens, segments in passed:
             call.seen.state(out[tokens.output], tokens.dim, segments)
+        call.state_returned(self.report.leaving, args, out)
         return out
 
     def _flags(self, call: ModelCall | None) -> tuple[torch.Tensor, ...]:

@@ -40,7 +40,7 @@ from .call_grids import (
 from .checkpoints import HINT, REASON, computed_anew
 from .errors import StaError, StrictError
 from .grid_plan import crossing_axes, plan_grids, stays_symbolic, unfit_grid
-from .ir.known_tokens import Told
+from .ir.known_tokens import UNKNOWN, Told
 from .model_call import ModelCall, root_module
 from .noise_plan import plan_noise
 from .report import RefusedSite, ReplacedSite, Report
@@ -211,7 +211,7 @@ def _told_by_call(
     report.asked = tuple(inputs.index(n) for n in given)
     tensors, declared = [values[n] for n in given], declared_tokens(settings)
     known = call.told(tensors, declared)
-    if any(doubt is call.unseen for each in known for _, doubt in each) and call.ask_prefix():
+    if any(doubt in UNKNOWN for each in known for _, doubt in each) and call.ask_prefix():
         known = call.told(tensors, declared)
     told = {node: each for node, each in zip(given, known, strict=True) if each}
     specialise_inputs(gm, {node: [dim for dim, _ in each] for node, each in told.items()})

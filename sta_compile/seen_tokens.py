@@ -11,7 +11,7 @@ torch.utils._python_dispatch.is_traceable_wrapper_subclass):
 from __future__ import annotations
 
 from collections.abc import Collection, MutableMapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ class SeenTokens:
     def __init__(self) -> None:
         self.writes_told = False
         self._dims: MutableMapping[Tensor, tuple[_State, Dimensions]] = WeakTensorKeyDictionary()
+        self._returned: MutableMapping[Tensor, _State] = WeakTensorKeyDictionary()
 
     def state_given(self, tensor: Tensor) -> None:
         """It is as the model was given it."""
@@ -38,13 +39,20 @@ class SeenTokens:
     def state(self, tensor: Tensor, dim: int, known: Segments | Doubt) -> None:
         self._dims[tensor] = (_state_of(tensor), {**self.of(tensor), dim: known})
 
+    def state_returned(self, tensor: Tensor) -> None:
+        """A graph that got no tokens of a known grid returns it."""
+        self._returned[tensor] = _state_of(tensor)
+
     def forget(self, written: Collection[int | None]) -> None:
         """What has its values in memory that was written (see `memory_of`)."""
-        for tensor in [x for x in self._dims if memory_of(x) in written]:
-            del self._dims[tensor]
+        kept: Any
+        for kept in (self._dims, self._returned):
+            for tensor in [x for x in kept if memory_of(x) in written]:
+                del kept[tensor]
 
     def forget_all(self) -> None:
         self._dims.clear()
+        self._returned.clear()
 
     def of(self, tensor: Tensor) -> Dimensions:
         """By the dimension."""
@@ -52,11 +60,15 @@ class SeenTokens:
 
     def knows(self, tensor: Tensor) -> bool:
         """Are its tokens, if it has any, where the video has them, or where is it known that they are?"""
-        if tensor not in self._dims:
-            return False
-        state = self._dims[tensor][0]
-        told = state.version is not None or self.writes_told
-        return told and state == _state_of(tensor)
+        return tensor in self._dims and self._is_unchanged(tensor, self._dims[tensor][0])
+
+    def is_returned(self, tensor: Tensor) -> bool:
+        """Is it as a graph returned it that got no tokens of a known grid?"""
+        return tensor in self._returned and self._is_unchanged(tensor, self._returned[tensor])
+
+    def _is_unchanged(self, tensor: Tensor, since: _State) -> bool:
+        told = since.version is not None or self.writes_told
+        return told and since == _state_of(tensor)
 
 
 class _State(NamedTuple):

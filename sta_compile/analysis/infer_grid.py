@@ -176,10 +176,11 @@ class GridInference:
         # Positions that were read from values are those of the tokens as they stand, whatever picked these.
         picked = grid is not None and grid.hint is None
         declared = self.grids.is_declared(parts[main])
-        # Tables of positions are believed of tokens that nobody will ever see.
-        known = (Doubt.MOVED, Doubt.ORDER)
-        grave = known if declared else (*known, Doubt.UNSEEN)
-        in_doubt = self._in_doubt(site, parts[main], grave if picked else (Doubt.MOVED,))
+        # Tables of positions are believed of tokens that nobody will ever see; tables that are given, of tokens, too, that
+        # nobody has seen before.
+        shown = [] if declared else [Doubt.UNSEEN, *([Doubt.UNSHOWN] if picked else [])]
+        grave = [Doubt.MOVED, *([Doubt.ORDER] if picked else []), *shown]
+        in_doubt = self._in_doubt(site, parts[main], grave)
         if in_doubt is not None:
             return in_doubt
         if any(self._moved.operands(site, parts[main], picked=picked, declared=declared)):

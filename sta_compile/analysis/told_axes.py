@@ -57,7 +57,8 @@ def told_axes(told: Mapping[torch.fx.Node, Told]) -> ToldAxes:
         axes: dict[int, Axis] = {}
         for dim, segments in known:
             if isinstance(segments, Doubt):
-                doubts[int(sizes[dim])] = doubted[node] = segments
+                doubts[int(sizes[dim])] = segments
+                doubted.setdefault(node, segments)
             elif sum(tokens for tokens, _ in segments) == sizes[dim]:
                 axes[dim] = concat([_axis_of(*segment, names) for segment in segments])
         if axes:
@@ -88,5 +89,6 @@ REASONS = {
         "avoid the graph breaks between that and the blocks, or put tokens in that order in the model",
     ),
     Doubt.UNSEEN: UNSEEN,
+    Doubt.UNSHOWN: UNSEEN,
     Doubt.UNWATCHED: UNSEEN,
 }

@@ -28,9 +28,11 @@ class Doubt(Enum):
     MOVED = "a graph rolls, flips or picks them"
     ORDER = "they stand in an order other than frames, rows, cols"
     UNSEEN = "no graph shows what has been done to them since"
+    UNSHOWN = "no graph has shown where they stand so far"
     UNWATCHED = "nor will it be noted in later calls"
 
 
+UNKNOWN = (Doubt.UNSEEN, Doubt.UNSHOWN, Doubt.UNWATCHED)  # anything may have been done to them
 Known: TypeAlias = Mapping[int, "Segments | Doubt"]  # by the number of tokens
 Told: TypeAlias = "tuple[tuple[int, Segments | Doubt], ...]"  # of one tensor, by the dimension
 
@@ -84,11 +86,16 @@ class PassedTokens:
 
 @dataclass(frozen=True)
 class Leaving:
-    """What a graph shows of its outputs. parts: numbers of tokens that have a part of a video in each sample."""
+    """What a graph shows of its outputs. parts: numbers of tokens that have a part of a video in each sample.
+
+    given: its inputs that are no weights. passes: does `passed` hold all tokens that leave it as they came in?
+    """
 
     tokens: tuple[LeavingTokens, ...] = ()
     parts: tuple[int, ...] = ()
     passed: tuple[PassedTokens, ...] = ()
+    given: tuple[int, ...] = ()
+    passes: bool = False
 
 
 def by_number(tokens: int, known: Segments | Doubt) -> Iterator[tuple[int, Segments | Doubt]]:

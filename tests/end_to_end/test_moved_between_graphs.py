@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sta_compile
@@ -192,12 +193,29 @@ class InTwoGraphs(WithTable):
         return x + self.attn(y * table)
 
 
-def positions(grid: tuple[int, int, int], width: int) -> Tensor:
+class WithRope(Block):
+    """Tokens are turned by tables whose values show a grid by themselves."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]
+        return x + self.attn(self.norm(x), mask=(cos, sin))
+
+
+def turned(q: Tensor, k: Tensor, v: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = tables
+
+    def turn(x: Tensor) -> Tensor:
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
+
+    return F.scaled_dot_product_attention(turn(q), turn(k), v)
+
+
+def angles(grid: tuple[int, int, int], width: int) -> Tensor:
     """[tokens, width]"""
     axes = torch.meshgrid(*(torch.arange(n).float() for n in grid), indexing="ij")
     places = torch.stack(axes, -1).flatten(0, 2)
-    angles = [places[:, i : i + 1] * torch.linspace(0.1, 1, width // 4) for i in (0, 1, 2, 2)]
-    return torch.cat(angles, -1).cos()
+    each = [places[:, i : i + 1] * torch.linspace(0.1, 1, width // 4) for i in (0, 1, 2, 2)]
+    return torch.cat(each, -1)
 
 
 class Tables(Moves):
@@ -205,22 +223,41 @@ class Tables(Moves):
 
     def __init__(self, block: type[Block]) -> None:
         super().__init__()
-        kwargs = {"attend": sdpa, "heads": 2, "head_dim": 8, "kv_heads": 2}
+        self.rope = block is WithRope
+        attend = turned if self.rope else sdpa
+        kwargs = {"attend": attend, "heads": 2, "head_dim": 8, "kv_heads": 2}
         self.blocks = nn.ModuleList(block(16, **kwargs) for _ in range(3))
         randomize(self)
 
     def forward(self, latent: Tensor) -> Tensor:
         x = self.patchify(latent).flatten(2).transpose(1, 2)
-        table = positions(GRID, x.shape[-1])
+        table = [angles(GRID, x.shape[-1]).cos()]
+        if self.rope:
+            turns = angles(GRID, 4)
+            table = [turns.cos(), turns.sin()]
         for layer, block in enumerate(self.blocks):
             x = self.later(x) if layer == 1 else x
             self.before(x)
-            x = block(x, table)
+            x = block(x, *table)
         return self.out(x).transpose(1, 2).unflatten(2, GRID)
 
 
-@pytest.mark.parametrize("block", [WithTable, InTwoGraphs])
-@pytest.mark.parametrize("kind", [RollsLater, AddsLater])
+class PutTogetherLater(Moves):
+    """By a graph that gets pieces of which nobody knows where they stood."""
+
+    def later(self, x: Tensor) -> Tensor:
+        first, last = x.chunk(2, 1)
+        torch._dynamo.graph_break()
+        return torch.cat([last, first], 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"),
+    [
+        *((kind, block) for kind in (RollsLater, AddsLater) for block in (WithTable, InTwoGraphs)),
+        *((kind, WithRope) for kind in (RollsLater, AddsLater, SwapsLater, PutTogetherLater)),
+    ],
+)
 @torch.no_grad()
 def test_tables_of_positions_do_not_stand_for_the_tokens(kind, block):
     """Nor do the tokens that leave a block which was in doubt."""
