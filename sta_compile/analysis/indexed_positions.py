@@ -11,7 +11,8 @@ from .axes import Size, same_size, size_of
 from .graph_view import fake_value, is_tensor
 from .index_order import picked_index
 from .mask_spans import position_of
-from .positions import Factors, Layout, Places, Segment, line, picked, position, rows_within, taken
+from .outer_positions import rows_within
+from .positions import Factors, Layout, Places, Segment, line, picked, position, taken
 from .trace_dims import shape_of
 
 

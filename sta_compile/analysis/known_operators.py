@@ -16,7 +16,7 @@ _JUDGED = (
 # Places keep their order, whatever each of them gets from others.
 _ORDERED = (
     "interpolate", "upsample", "avg_pool", "max_pool", "adaptive", "pixel_shuffle", "pixel_unshuffle", "cumsum",
-    "cross", "inv", "linalg_", "einsum",
+    "cross", "inv", "linalg_cross", "linalg_inv", "linalg_norm", "linalg_matrix_norm", "linalg_vector_norm", "einsum",
 )  # fmt: skip
 
 

@@ -14,11 +14,12 @@ from collections.abc import Collection
 
 import torch.fx
 
-from .axes import Axis, Size, axis_size, same_size, size_of
+from .axes import Axis, Size, atoms_of, axis_size, same_size
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .joins import JOINS, joined_dim
 from .mask_spans import at_most
 from .orders import Named, Permutation, Turned, in_place, listed
+from .padded_positions import PADS
 from .positions import (
     Layout,
     Piece,
@@ -34,7 +35,8 @@ from .trace_dims import shape_of
 from .trace_positions import TracedPositions
 
 Found = tuple[Axis, Permutation]  # the axis of the whole, and its order
-_TOGETHER = ("stack", "pad", "constant_pad_nd", "getitem", "narrow", *JOINS)
+_CUTS = ("getitem", "narrow", "as_strided")
+_TOGETHER = ("stack", *_CUTS, *PADS, *JOINS)
 _Own = list[tuple[Size, Segment, list[Piece]]]  # (place, segment, its pieces of one axis)
 
 
@@ -43,17 +45,14 @@ def put_together(positions: TracedPositions, node: torch.fx.Node) -> tuple[int, 
     name = canonical_name(node)
     if name not in _TOGETHER or not is_tensor(node):
         return None
-    cut = name in ("getitem", "narrow")
     changed = _changed_dims(positions, node)
-    special = _cropped_padding(positions, node) if cut else None
-    if special is None and name == "stack":
-        special = _in_turn(positions, node)
-    if special is not None:
-        return special
+    in_turn = _in_turn(positions, node) if name == "stack" else None
+    if in_turn is not None:
+        return in_turn
     places = positions.of(node)
     for dim, factors in enumerate(() if places is None else places.dims):
         if places is not None and factors and (changed is None or dim in changed):
-            found = order_of(line(places, dim, node), node, parts=not cut)
+            found = order_of(line(places, dim, node), node, parts=name not in _CUTS)
             if found is not None:
                 return dim, found
     return None
@@ -67,7 +66,7 @@ def _changed_dims(positions: TracedPositions, node: torch.fx.Node) -> Collection
     if cut is not None:
         source, dim, _ = cut
         return () if same_size(shape_of(source)[dim], shape_of(node)[dim]) else (dim,)
-    if canonical_name(node) in ("pad", "constant_pad_nd"):
+    if canonical_name(node) in PADS:
         rank, amounts = fake_value(node).dim(), argument(node, 1, "pad")
         return range(rank - len(amounts) // 2, rank)
     return () if canonical_name(before_picking(node)) == "unbind" else None
@@ -79,17 +78,28 @@ def order_of(layout: Layout, node: torch.fx.Node, *, parts: bool = True) -> Foun
     node: what put them together. parts: count pieces of an axis that is longer, or shorter, than the dimension.
     """
     length = size_of_layout(layout)
+    moved: list[tuple[Found, set[int]]] = []
+    in_order: list[tuple[Axis, set[int]]] = []  # axes, and which segments have them
     for axis in dict.fromkeys(piece.whole for segment in layout for piece in segment.pieces):
         own, all_of = _pieces_of(layout, axis), same_size(axis_size(axis), length)
         alone = any(is_whole(segment, piece) for _, segment, pieces in own for piece in pieces)
         if alone or not (all_of or (parts and len(own) > 1)) or _is_one_position(own):
             continue
-        if _in_place(own) if all_of else _follow(own) or _is_mixed(own):
-            continue
-        order = _order(own, length, node) if all_of else Named(node)
-        if not in_place(order, length):
-            return axis, order
-    return None
+        where = {id(segment) for _, segment, _ in own}
+        if _in_place(own) if all_of else _follow(own):
+            in_order.append((axis, where))
+        elif all_of or not _is_mixed(own):
+            order = _order(own, length, node) if all_of else Named(node)
+            moved += [] if in_place(order, length) else [((axis, order), where)]
+    return next(
+        (found for found, where in moved if not _is_within(found[0], where, in_order)), None
+    )
+
+
+def _is_within(axis: Axis, where: set[int], in_order: list[tuple[Axis, set[int]]]) -> bool:
+    """Is an axis a part of another one that is in order? Rows of several frames begin anew with each frame."""
+    atoms = set(atoms_of(axis))
+    return any(atoms.issubset(atoms_of(other)) and where <= there for other, there in in_order)
 
 
 def _pieces_of(layout: Layout, axis: Axis) -> _Own:
@@ -186,20 +196,3 @@ def _in_turn(positions: TracedPositions, node: torch.fx.Node) -> tuple[int, Foun
         if found is not None:
             return dim, found
     return None
-
-
-def _cropped_padding(positions: TracedPositions, node: torch.fx.Node) -> tuple[int, Found] | None:
-    """As many positions as a value has, of a padding with what it has itself, from another place on."""
-    cut = positions.parts.cut(node)
-    if cut is None or canonical_name(cut[0]) != "pad":
-        return None
-    padding, dim, start = cut
-    source, amounts = argument(padding, 0, "input"), argument(padding, 1, "pad")
-    dims, behind = positions.trace.dims(source), fake_value(padding).dim() - 1 - dim
-    mode = argument(padding, 2, "mode", "constant")
-    if dims is None or mode == "constant" or 2 * behind >= len(amounts):
-        return None
-    shift = start - size_of(fake_value(amounts[2 * behind]))
-    if same_size(shift, 0) or not same_size(axis_size(dims[dim]), shape_of(node)[dim]):
-        return None
-    return dim, (dims[dim], Turned(1, shift) if mode == "circular" else Named(node))

@@ -237,25 +237,6 @@ def rows_of(numbers: Sequence[int]) -> int | tuple[int, ...]:
     return first if in_row else tuple(numbers)
 
 
-def rows_within(layout: Layout) -> tuple[Pieces, Layout]:
-    """Where a slice of a merged axis is one position of its outer factors: (those positions, what it is of the others)."""
-    fixed: list[Piece] = []
-    out = []
-    for segment in layout:
-        pieces = list(segment.pieces)
-        for piece in segment.pieces if len(layout) == 1 else ():
-            for n in range(1, len(piece.whole)):
-                inner = piece.whole[n:]
-                row = piece.step == 1 and not isinstance(piece.at, (tuple, torch.fx.Node))
-                if row and same_size(axis_size(inner), segment.size):
-                    at = whole_quotient(piece.at, segment.size)
-                    if at is not None:
-                        fixed.append(Piece(piece.whole[:n], at))
-                        pieces.append(Piece(inner, 0))
-        out.append(Segment(segment.size, tuple(dict.fromkeys(pieces))))
-    return tuple(fixed), tuple(out)
-
-
 def position(layout: Layout, at: Size, node: torch.fx.Node) -> Pieces:
     """A single position."""
     found = taken(layout, at, 1, 1, node)

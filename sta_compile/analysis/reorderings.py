@@ -128,7 +128,7 @@ class Reorderings:
             return self._written(node, name)
         if name in _READS and (picked := self._read(node, name)) is not None:
             return picked
-        if name in _SORTS or name in _SHUFFLES:
+        if name in _SORTS or (name in _SHUFFLES and not _is_a_part(node)):
             return self._shuffled(node, name)
         if name in _VIEWS:
             return self._misread(node)
@@ -214,7 +214,7 @@ class Reorderings:
         """Elements from anywhere, along one dimension or along all."""
         source = argument(node, 0, "input")
         dims = self.trace.dims(source)
-        if dims is None or _is_a_part(node, source):
+        if dims is None:
             return None
         axes = dims
         if name in _SORTS:
@@ -340,10 +340,13 @@ def _turns(
         yield from ((int(dim), FLIPPED) for dim in items)
 
 
-def _is_a_part(node: torch.fx.Node, source: torch.fx.Node) -> bool:
-    """Is a strided view one of a part of a value, as queries of a product are, or the value as it was?"""
+def _is_a_part(node: torch.fx.Node) -> bool:
+    """Is a strided view one of a part of a value, as queries of a product are, or the value as it was? Symbols don't tell."""
     if canonical_name(node) != "as_strided":
         return False
-    before, after = fake_value(source), fake_value(node)
+    before, after = fake_value(argument(node, 0, "input")), fake_value(node)
+    sizes = (*before.shape, *before.stride(), *after.shape, *after.stride(), after.storage_offset())
+    if not all(type(n) is int for n in sizes):
+        return False
     same = before.shape == after.shape and before.stride() == after.stride()
-    return bool(same or before.numel() != after.numel())
+    return same or before.numel() != after.numel()

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 import torch.fx
 
-from .axes import Atom, Axis, Size, axis_size, equal_groups, resolve, same_size, size_of
+from .axes import Atom, Axis, Size, axis_size, equal_groups, resolve, same_size
 from .graph_view import argument, canonical_name, fake_value, is_parameter, is_pointwise, is_tensor
 from .index_order import index_of
 from .indexed_positions import indexed
 from .joins import JOINS, joined_dim
+from .outer_positions import within_outer
+from .padded_positions import PADS, padded
 from .positions import (
     Factors,
     Layout,
@@ -37,6 +39,7 @@ from .positions import (
     together,
     whole,
 )
+from .strided_positions import strided
 from .token_parts import TokenParts, before_picking
 from .token_streams import passed_on
 from .token_values import CONSTANT, storage_of
@@ -147,11 +150,14 @@ class TracedPositions:
             return self._joined(node, tensors, table)
         if name == "stack":
             return self._stacked(node, table)
-        if name in ("pad", "constant_pad_nd"):
-            return self._padded(node, table)
-        if name in _RESHAPED:
+        if name in PADS:
             places = table(argument(node, 0, "input"))
-            return None if places is None else self._reshaped(node, places)
+            return None if places is None else padded(node, places)
+        if name in _RESHAPED or name == "as_strided":
+            places = table(argument(node, 0, "input"))
+            if places is None:
+                return None
+            return self._reshaped(node, places) if name in _RESHAPED else strided(node, places)
         if is_pointwise(name):
             read = view.producers(node)[_READ.get(name, slice(None))]
             return self._combined(node, [n for n in read if is_tensor(n)], name in SUMS, table)
@@ -244,7 +250,9 @@ class TracedPositions:
         for tensor in tensors:
             own = table(tensor)
             size = shape_of(tensor)[dim]
-            segments += [Segment(size)] if own is None else line(own, dim, node)
+            segments += (
+                [Segment(size)] if own is None else within_outer(line(own, dim, node), own.fixed)
+            )
         return self._with(places, dim, joined(segments))
 
     def _with(self, places: Places, dim: int, segments: Iterable[Segment]) -> Places:
@@ -262,7 +270,8 @@ class TracedPositions:
         if places is None:
             return None
         dims = (*places.dims[:dim], (), *places.dims[dim:])
-        singles = joined(Segment(1, () if p is None else p.fixed) for p in found)
+        each = (Places(()) if p is None else p for p in found)
+        singles = joined(s for p in each for s in within_outer((Segment(1, p.fixed),), p.fixed))
         if len(tensors) == 1:
             return Places(dims, places.fixed)
         places = self._with(Places(dims, places.fixed), dim, singles)
@@ -284,28 +293,6 @@ class TracedPositions:
             dims = (*places.dims[:dim], *((row,) for row in rows), *places.dims[dim + 2 :])
             return Places(dims, places.fixed)
         return places
-
-    def _padded(self, node: torch.fx.Node, table: Table) -> Places | None:
-        source, amounts = argument(node, 0, "input"), argument(node, 1, "pad")
-        places = table(source)
-        if places is None:
-            return None
-        dims, own = list(places.dims), self._own(node)
-        mode = (
-            argument(node, 2, "mode", "constant") if canonical_name(node) == "pad" else "constant"
-        )
-        for i in range(len(amounts) // 2):
-            before, after = (size_of(fake_value(a)) for a in amounts[2 * i : 2 * i + 2])
-            dim = len(dims) - 1 - i
-            if same_size(before, 0) and same_size(after, 0):
-                continue
-            if mode != "constant" or any(isinstance(a, int) and a < 0 for a in (before, after)):
-                dims[dim] = own.dims[dim]
-                continue
-            sides = [[] if same_size(n, 0) else [Segment(n)] for n in (before, after)]
-            middle = line(places, dim, node)
-            dims[dim] = (tuple(joined([*sides[0], *middle, *sides[1]])),)
-        return Places(tuple(dims), places.fixed)
 
     def _reshaped(self, node: torch.fx.Node, places: Places) -> Places:
         """Of a view: dimensions are merged and split, in row-major order."""

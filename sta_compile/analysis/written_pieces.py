@@ -20,6 +20,7 @@ from .graph_view import argument, canonical_name, fake_value, is_inplace, is_ten
 from .index_order import index_of, takes_all
 from .indexed_positions import indexed
 from .orders import Named
+from .outer_positions import within_outer
 from .pieces import Found, order_of, put_together
 from .positions import (
     Index,
@@ -186,6 +187,7 @@ class WrittenPieces:
                     new = (Segment(1, given.fixed),)
                 elif at >= 0 and given.dims[at]:
                     new = merged(given.dims[at], node)
+                new = within_outer(new, given.fixed)
             left -= set(own)
             parts.append(_Part(own, piece.at, piece.step, new, prod(sizes[n] for n in own)))
         return None if left else parts

@@ -51,6 +51,10 @@ def matrix_of_comparisons(model: Model, x: Tensor) -> Tensor:
     return model.attn[1](grid(matrix @ flat(x)))
 
 
+def matrix_solved(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](grid(torch.linalg.solve(one_hot(model, x), flat(x))))
+
+
 def sorted_falling(model: Model, x: Tensor) -> Tensor:
     """Not the way back: argsort of a permutation is its inverse only if the least comes first."""
     order = model.table[0, :, 0].argsort()
@@ -135,7 +139,7 @@ MOVED = (
     *(matrix_by_einsum, matrix_last_in_einsum, matrix_by_bmm, matrix_on_the_right),
     *(matrix_as_weights, matrix_of_comparisons, sorted_falling, index_changed_in_place),
     *(index_of_three_dimensions, sampled, rolled_under_vmap, flipped_in_a_branch),
-    added_to_means_of_rows,
+    *(added_to_means_of_rows, matrix_solved),
 )
 IN_PLACE = (
     *(rolled_by_the_whole_length, mixed_by_weights, weights_on_the_left, turned_in_space),

@@ -114,11 +114,47 @@ def parts_flipped_alike(model: Model, x: Tensor) -> Tensor:
     return model.attn[1](y).flip(3)
 
 
+def frames_filled_into_tokens(model: Model, x: Tensor) -> Tensor:
+    y = x.new_zeros(x.shape[0], 5 + N, C)
+    for i in range(T):
+        y[:, 5 + i * H * W : 5 + (i + 1) * H * W] = x[:, T - 1 - i].flatten(1, 2) * 2
+    return model.attn[1](grid(y[:, 5:]))
+
+
+def rows_copied_into_tokens(model: Model, x: Tensor) -> Tensor:
+    y = flat(x).clone()
+    for i, row in enumerate(row for frame in x.unbind(1) for row in frame.unbind(1)[::-1]):
+        y[:, i * W : (i + 1) * W].copy_(row)
+    return model.attn[1](grid(y))
+
+
+def frames_filled_into_a_view(model: Model, x: Tensor) -> Tensor:
+    y = x.contiguous().clone()
+    y.view(len(x), N, C)[:, : H * W] = x[:, 2].flatten(1, 2)
+    y.view(len(x), N, C).index_copy_(1, torch.arange(2 * H * W, N), x[:, 0].flatten(1, 2))
+    return model.attn[1](y)
+
+
+def columns_shifted_by_padding(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](F.pad(x, (0, 0, 1, -1)))
+
+
+def padded_in_front_cropped_behind(model: Model, x: Tensor) -> Tensor:
+    return model.attn[1](grid(F.pad(F.pad(flat(x), (0, 0, 5, 0)), (0, 0, 0, -5))))
+
+
+def strided_from_another_token(model: Model, x: Tensor) -> Tensor:
+    y = torch.cat([flat(x), flat(x)], 1)
+    return model.attn[1](grid(y.as_strided((len(x), N, C), (2 * N * C, C, 1), 3 * C)))
+
+
 MOVED = (
     *(copied_to_views, added_to_views, copied_all_at_once, written_after_pointwise),
     *(written_to_rows_of_a_view, written_in_turn, swapped_by_lists, picked_in_two_parts),
     *(written_by_a_mask, crop_of_a_bigger_buffer, frames_scattered, columns_split),
     *(parts_flipped_alike, crop_before_it_is_filled, frames_attended_one_by_one),
+    *(frames_filled_into_tokens, rows_copied_into_tokens, frames_filled_into_a_view),
+    *(columns_shifted_by_padding, padded_in_front_cropped_behind, strided_from_another_token),
 )
 
 
@@ -177,10 +213,21 @@ def frames_between_others(model: Model, x: Tensor) -> Tensor:
     return model.attn[1](grid(torch.cat([y[:, :30], y[:, 32:]], 1)))
 
 
+def filled_in_order(model: Model, x: Tensor) -> Tensor:
+    """Frame by frame, and one of them row by row; padded, cropped, and the first frame written once more."""
+    y = x.new_zeros(x.shape[0], N, C)
+    for i in range(T - 1):
+        y[:, i * H * W : (i + 1) * H * W] = x[:, i].flatten(1, 2)
+    for i, row in enumerate(x[:, -1].unbind(1)):
+        y[:, N + (i - H) * W : N + (i + 1 - H) * W] = row
+    y = F.pad(F.pad(y, (0, 0, 4, 5)), (0, 0, -4, -5))
+    return model.attn[1](torch.cat([y[:, : H * W].view(len(x), 1, H, W, C) * 2, grid(y)[:, 1:]], 1))
+
+
 IN_PLACE = (
     *(each_frame_in_its_place, first_frame_given, joint_buffer, halves_in_their_places),
     *(channels_turned_in_place, picked_rows_in_their_places, frames_between_others),
-    frames_convolved_one_by_one,
+    *(frames_convolved_one_by_one, filled_in_order),
 )
 CASES = [*((body, [0]) for body in MOVED), *((body, [0, 1, 2]) for body in IN_PLACE)]
 
