@@ -21,7 +21,6 @@ from .axes import (
     Atom,
     Axis,
     Size,
-    atoms_of,
     axis_size,
     resolve,
     same_size,
@@ -31,6 +30,7 @@ from .factorised import ELSEWHERE, IN_PIECES, Factorisation
 from .grid_axis import GridAxis
 from .grid_proofs import POSITIONS, RESHAPE, GridProofs
 from .hints import Hints, how_to_tell
+from .main_part import MainPart
 from .moved_tokens import MOVED, MovedTokens
 from .operator_limits import (
     FROM_OTHER_GRAPHS,
@@ -42,7 +42,7 @@ from .operator_limits import (
 )
 from .other_processes import SHARDED, OtherProcesses
 from .rival_sequences import RivalSequences
-from .segments import SequenceReader, Tokens, match_segments, start_of, with_wholes
+from .segments import SequenceReader, Tokens, match_segments, same_axis, start_of, with_wholes
 from .token_parts import TokenParts
 from .token_streams import TokenStreams
 from .told_axes import REASONS, UNSEEN, ToldAxes
@@ -78,10 +78,6 @@ def _doubtful(site: AttentionSite, doubt: Doubt) -> Refusal:
     return Refusal(site.name, problem.reason, problem.hint, over_grid=problem is not UNSEEN)
 
 
-def same_axis(a: Axis, b: Axis) -> bool:
-    return resolve(a) == resolve(b)
-
-
 class GridInference:
     """Answers for the attention sites of one graph. declared: option `grid`; told: by other graphs of the call.
 
@@ -98,13 +94,12 @@ class GridInference:
     ) -> None:
         self.trace, self.hints = trace, hints
         self._processes = OtherProcesses(trace.view)
-        output = next(iter(reversed(trace.view.gm.graph.nodes)))
-        self._returned = {a for node in output.all_input_nodes for a in trace.atoms(node)}
         self.streams = TokenStreams(trace)
         attended = list(self._attended(sites))
         rivals = RivalSequences(self.streams, attended)
         self.grids = GridProofs(trace, declared, hints, told, rivals)
         self._parts = TokenParts(self.streams)
+        self._main = MainPart(self._parts, self.grids)
         self.factorisation = Factorisation(
             self.streams, self.grids.folded, self.grids.latents, (asks for _, asks, _ in attended)
         )
@@ -152,14 +147,14 @@ class GridInference:
                 return self._made_of_video(site, site.q, site.k)
         # Text as long as the video has its axis too, once both share a table of positions.
         of_latent = [g for g in grids if self._from_latent(site, parts, g)]
-        main = self._main(q_axis, parts, of_latent or grids) if grids else None
+        main = self._main.of(q_axis, parts, of_latent or grids) if grids else None
         if same_axis(q_axis, k_axis):
             tokens = parts if main is None else parts[main : main + 1]
             if not any(self.streams.same_stream(site, part) for part in tokens):
                 return None
         elif main is None or self._among_keys(site, parts, main, keys) is None:
             return None
-        if main is not None and self._has_equals(q_axis, parts, main):
+        if main is not None and self._main.has_equals(q_axis, parts, main):
             return Refusal(site.name, SEVERAL_VIDEOS.reason, SEVERAL_VIDEOS.hint)
         factorised = self.factorisation.problem(site, q_axis, [parts[g] for g in grids] or parts)
         if factorised is not None:
@@ -186,36 +181,6 @@ class GridInference:
         if any(self._moved.operands(site, parts[main], picked=picked, declared=declared)):
             return Refusal(site.name, MOVED.reason, MOVED.hint)
         return self._video(site, parts, main, keys) if of_latent else None
-
-    def _main(self, axis: Axis, parts: tuple[Axis, ...], grids: list[int]) -> int:
-        """The grid of a sequence that is the video: the one that the graph returns, then the largest, then the first.
-
-        The others are references or history: tokens that every query sees.
-        """
-        returned = [g for g in grids if self._returned & set(atoms_of(resolve(parts[g])))]
-        grids = returned or grids
-        sizes = {g: axis_size(parts[g]) for g in grids}
-        known = [g for g, size in sizes.items() if isinstance(size, int)]
-        largest = max(known, key=lambda g: (sizes[g], -g)) if len(known) > 1 else grids[0]
-        alike = [g for g in grids if same_axis(parts[g], parts[largest])]
-        starts = [start_of(parts, g) for g in alike]
-        kept = self._parts.last_kept(axis, starts) if len(alike) > 1 else None
-        return largest if kept is None else alike[kept]
-
-    def _has_equals(self, axis: Axis, parts: tuple[Axis, ...], main: int) -> bool:
-        """Have other parts of a sequence from another graph a grid of as many tokens, any of which the model may return?"""
-        told = set(self.grids.told.names)
-        equals = [
-            i
-            for i, part in enumerate(parts)
-            if same_size(axis_size(part), axis_size(parts[main]))
-            and not told.isdisjoint(atoms_of(resolve(part)))
-        ]
-        returned = [i for i in equals if self._returned & set(atoms_of(resolve(parts[i])))]
-        starts = [start_of(parts, i) for i in equals]
-        return (
-            len(equals) > 1 and len(returned) != 1 and self._parts.last_kept(axis, starts) is None
-        )
 
     def lengths(self, sites: Iterable[AttentionSite]) -> set[Size]:
         """Of the sequences that ask in these attentions, and of their segments."""

@@ -71,6 +71,10 @@ class Tokens:
         return sum(size for role, size in self.segments[: self.video] if role != "keys")
 
 
+def same_axis(a: Axis, b: Axis) -> bool:
+    return resolve(a) == resolve(b)
+
+
 def start_of(parts: Sequence[Axis], index: int) -> Size:
     """Where a part of a sequence begins."""
     start: Size = sum(map(axis_size, parts[:index]))
