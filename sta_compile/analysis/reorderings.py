@@ -31,6 +31,7 @@ from .axes import (
 )
 from .graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor
 from .index_order import index_order, numbers_from, numbers_of, takes_all
+from .joins import joined_dim
 from .orders import FLIPPED, Named, Permutation, Turned, in_place, inverse
 from .pieces import put_together
 from .token_parts import TokenParts
@@ -137,6 +138,9 @@ class Reorderings:
         if is_inplace(node) and (written := self._written(node, name)) is not None:
             return written
         found = put_together(self._positions, node)
+        dim = joined_dim(node)
+        if node in self.trace.shuffled and dim is not None:
+            found = dim, (self.trace.axis(node, dim), Named(node))
         if found is None:
             return None
         tensors: Any = argument(node, 0, "tensors")
@@ -341,7 +345,7 @@ def _turns(
 
 
 def _is_a_part(node: torch.fx.Node) -> bool:
-    """Is a strided view one of a part of a value, as queries of a product are, or the value as it was? Symbols don't tell."""
+    """Is a strided view of known sizes one of a part of a value, as queries of a product are, or the value as it was?"""
     if canonical_name(node) != "as_strided":
         return False
     before, after = fake_value(argument(node, 0, "input")), fake_value(node)
@@ -349,4 +353,4 @@ def _is_a_part(node: torch.fx.Node) -> bool:
     if not all(type(n) is int for n in sizes):
         return False
     same = before.shape == after.shape and before.stride() == after.stride()
-    return same or before.numel() != after.numel()
+    return bool(same or before.numel() != after.numel())

@@ -42,6 +42,7 @@ class DimTrace:
         positions of another one, but what the node moved where is not known.
     joined: for the call of a body that is called more than once, axes of its arguments that were not the same axis as
         at the first call before the body made them one: text that goes through the block of the video, for example.
+    shuffled: nodes that put pieces of a video one behind the other in no order that is known.
     """
 
     def __init__(self, view: GraphView) -> None:
@@ -51,6 +52,7 @@ class DimTrace:
         self.invented: dict[torch.fx.Node, set[Atom]] = {}
         self.misaligned: dict[torch.fx.Node, list[Axis]] = {}
         self.joined: dict[torch.fx.Node, list[Axis]] = {}
+        self.shuffled: set[torch.fx.Node] = set()
 
     def dims(self, node: Any) -> Dims | None:
         """Axes of a tensor node, resolved as far as known; None for anything else."""

@@ -270,8 +270,8 @@ class TracedPositions:
         if places is None:
             return None
         dims = (*places.dims[:dim], (), *places.dims[dim:])
-        each = (Places(()) if p is None else p for p in found)
-        singles = joined(s for p in each for s in within_outer((Segment(1, p.fixed),), p.fixed))
+        known = (Places(()) if p is None else p for p in found)
+        singles = joined(s for p in known for s in within_outer((Segment(1, p.fixed),), p.fixed))
         if len(tensors) == 1:
             return Places(dims, places.fixed)
         places = self._with(Places(dims, places.fixed), dim, singles)

@@ -19,6 +19,7 @@ from .axes import (
     same_size,
     size_of,
 )
+from .frames_in_turn import joined_pieces
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .joined_axes import concat
 from .reshaped_axes import regroup
@@ -189,7 +190,7 @@ def cat(trace: DimTrace, node: torch.fx.Node) -> Traced | None:
     for position in range(len(known[0])):  # type: ignore[arg-type]
         axes = [d[position] for d in known if d is not None]
         if position == dim:
-            out.append(concat(axes))
+            out.append(concat(joined_pieces(trace, node, tensors, axes)))
         else:
             for other in axes[1:]:
                 trace.relate(node, axes[0], other)
