@@ -79,8 +79,8 @@ def __getattr__(name: str) -> Any:
     values = _process | _patched.get()
     if name in values:
         return values[name]
-    text = os.environ.get(env_name(name))
-    return _ALL[name].default if text is None else read_option(name, text, "environment")
+    text = os.environ.get(env_name(name), "").strip()
+    return read_option(name, text, "environment") if text else _ALL[name].default
 
 
 def __dir__() -> list[str]:

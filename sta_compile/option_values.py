@@ -19,6 +19,7 @@ _RANGE = re.compile(r"^\s*([-+0-9.e]+?)\s*\.\.\s*([-+0-9.e]+)\s*$", re.IGNORECAS
 _NONE = ("none", "null", "")
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
+_LARGER_THAN_ANY = (1 << 20,) * 3
 NOISE_WORDS = ("auto", "reversed", "log_sigma")
 
 
@@ -44,12 +45,16 @@ def triple_or(*words: str) -> Reader:
 
 
 def window(value: Any) -> Any:
-    """A triple, a list of them with one for each head, "auto" or "full"; "18,24,24/30,40,40" is such a list."""
+    """A triple, "auto" or "full"; or a list with a triple or "full" for each head, as which "18,24,24/full" is read.
+
+    In a list "full" is a window that is larger than any grid.
+    """
     if isinstance(value, str) and "/" in value:
         value = value.split("/")
     if isinstance(value, str) or all(hasattr(part, "__index__") for part in value):
         return triple_or("auto", "full")(value)
-    return tuple(map(triple, value))
+    each = map(triple_or("full"), value)
+    return tuple(_LARGER_THAN_ANY if part == "full" else part for part in each)
 
 
 def optional_triple(value: Any) -> tuple[int, int, int] | None:

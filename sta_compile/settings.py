@@ -37,11 +37,11 @@ class Settings:
     window: WindowRequest = _option(
         "auto",
         read.window,
-        '(frames, rows, cols) in tokens, a list of them with one for each head, "auto" or "full"',
+        '(frames, rows, cols) in tokens, "auto" or "full", or a list of triples and "full", one for each head',
         "How much of the video each query attends to, centred on its tile, after patchify. "
         '"auto" keeps at most 42 % of the pairs (58 % sparsity, the paper\'s training-free setting); '
-        '"full" is exact. In a list, a window as large as the grid is exact; heads share the tiles of the window that most '
-        "have.",
+        '"full" is exact. In a list, a window as large as the grid is exact too; heads share the tiles of the smaller '
+        "window that most have.",
     )
     tile: Triple | None = _option(
         None,

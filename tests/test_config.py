@@ -85,6 +85,9 @@ def test_the_environment_is_read_when_asked(monkeypatch):
     assert config.dense_above == 0.5
     del config.dense_above
     assert config.dense_above is None
+    for name in ("STA_DENSE_ABOVE", "STA_PRECISION"):  # empty is not set
+        monkeypatch.setenv(name, "")
+    assert (config.dense_above, config.precision) == (0.95, "native")
 
 
 def test_snapshots_differ_when_the_named_options_do():

@@ -42,6 +42,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
 from math import prod
+from operator import lt
 from typing import Literal
 
 from ..errors import StaError
@@ -110,7 +111,7 @@ def plan_attention(grid: Triple, window: WindowRequest, tile: Triple | None = No
     """Plan for a grid (T, H, W) and a window in tokens; `tile` in tokens replaces rules 1 to 6."""
     _check("grid", grid)
     if is_per_head(window):
-        tiling = plan_attention(grid, _commonest(window), tile).tiling
+        tiling = plan_attention(grid, _commonest(grid, window), tile).tiling
         return Plan.of(tiling, [_window(grid, tiling.tiles, each) for each in window])
     if not isinstance(window, str):
         _check("window", window)
@@ -124,8 +125,9 @@ def plan_attention(grid: Triple, window: WindowRequest, tile: Triple | None = No
     return Plan(Tiling(grid, tiles), Window(_window(grid, tiles, window)))
 
 
-def _commonest(windows: HeadTriples) -> Triple:
-    count = Counter(windows)
+def _commonest(grid: Triple, windows: HeadTriples) -> Triple:
+    """The window that most heads have, of those that are not as large as the grid, to which tiles are all the same."""
+    count = Counter(w for w in windows if any(map(lt, w, grid))) or Counter(windows)
     return max(count, key=lambda window: (count[window], prod(window), window))
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sta_compile.errors import InvalidOptionError
+from sta_compile.option_values import window
 from sta_compile.planning.choose_tiles import plan_attention
 from tests.end_to_end.compiled import RewritingBackend, compile_variants, relative_error
 from tests.end_to_end.oracle import window_mask
@@ -18,7 +19,7 @@ from tests.end_to_end.tiny import TinyVideo
 GRID = T, H, W = 3, 4, 6
 TILE = (1, 2, 2)
 WINDOWS = ((1, 6, 6), (3, 2, 6), (1, 2, 2), (3, 4, 6))  # in tokens; the last is the whole grid
-LIST = {"window": WINDOWS, "tile": TILE}
+LIST = {"window": (*WINDOWS[:3], "full"), "tile": TILE}
 
 
 def latent(grid=GRID, batch=2) -> Tensor:
@@ -27,8 +28,8 @@ def latent(grid=GRID, batch=2) -> Tensor:
 
 def expected(model: TinyVideo, words: int, grid=GRID, **inputs: Tensor) -> Tensor:
     """The eager model with the definition's mask for each head."""
-    plan = plan_attention(grid, WINDOWS, TILE)
-    masks = [window_mask(grid, plan.tiling.tiles, window.tiles) for window in plan.head_windows]
+    plan = plan_attention(grid, window(LIST["window"]), TILE)
+    masks = [window_mask(grid, plan.tiling.tiles, each.tiles) for each in plan.head_windows]
     mask = F.pad(torch.stack(masks), (0, words, 0, words), value=True)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, given: Tensor | None) -> Tensor:
@@ -126,7 +127,7 @@ def test_heads_that_are_merged_with_the_batch():
     assert "heads are merged with the batch" in variant.report.reason
 
 
-@pytest.mark.parametrize("windows", [[], [(1, 2)], [(1, 2, 0)], ["full"], [(1, 2, 3), "auto"]])
+@pytest.mark.parametrize("windows", [[], [(1, 2)], [(1, 2, 0)], ["auto"], [(1, 2, 3), "auto"]])
 def test_what_is_no_list_of_windows(windows):
     with pytest.raises(InvalidOptionError, match="one for each head"):
         compile_variants(TinyVideo(), {"latent": latent()}, {"sta": {"window": windows}})
