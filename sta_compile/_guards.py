@@ -12,9 +12,10 @@ A call for which one of them differs from the compile's compiles again (or finds
 fits), as it does for a tensor of another shape.
 
 Private torch APIs, tested on 2.11 and 2.13: TracingContext.guards_context, Guard with a create_fn of one's own,
-GuardBuilder.scope, the source of a graph's input (`node.meta["grapharg"]`), `is_reusable` of Dynamo's invoke_subgraph, and
-RootGuardManager.add_lambda_guard, which takes the user's stack as a third argument from 2.12 on. A guard on a source
-(`ImportSource`, EQUALS_MATCH) would do as well, but it brings an ID_MATCH, which caching_precompile can't store.
+GuardBuilder.scope, the source of a graph's input (`node.meta["grapharg"]`), RootGuardManager.add_lambda_guard, which takes
+the user's stack as a third argument from 2.12 on, and of torch._dynamo.variables.invoke_subgraph what it reuses regions by.
+A guard on a source (`ImportSource`, EQUALS_MATCH) would do as well, but it brings an ID_MATCH, which caching_precompile can't
+store.
 """
 
 from __future__ import annotations
@@ -212,6 +213,7 @@ def guard_reused_regions() -> None:
     module.build_reuse_condition = build_reuse_condition
     module.is_reusable = is_reusable
     _clone_once()
+    _flatten_untraced(module)
 
 
 def _clone_once() -> None:
@@ -233,3 +235,39 @@ def _clone_once() -> None:
         return known[self]
 
     setattr(ChainedSource, "clone", once)  # noqa: B010  mypy knows the method
+
+
+def _flatten_untraced(module: Any) -> None:
+    """From here on, what a block is called with is flattened here, where it is tuples, lists and dicts of what torch knows.
+
+    Torch traces its own `tree_flatten` for each block, with guards on all that this reads.
+    """
+    from torch._dynamo.variables.lists import ListVariable, TupleVariable
+    from torch.utils._pytree import tree_flatten
+
+    built = module.build_input_fingerprint
+
+    def leaves_of(value: Any, found: list[Any]) -> Any:
+        """The same containers with numbers for leaves; raises TypeError for any others."""
+        value = value.realize()
+        if module.classify_vt(value) is not None:
+            found.append(value)
+            return 0
+        if type(value) in (TupleVariable, ListVariable):
+            items = [leaves_of(item, found) for item in value.items]
+            return tuple(items) if type(value) is TupleVariable else items
+        raise TypeError
+
+    def build_input_fingerprint(tx: Any, args: Any, kwargs: Any) -> Any:
+        found: list[Any] = []
+        try:
+            positional = [leaves_of(value, found) for value in args]
+            named = {name: leaves_of(value, found) for name, value in kwargs.items()}
+        except TypeError:
+            return built(tx, args, kwargs)
+        _, spec = tree_flatten((positional, named))
+        tagged = [(module.classify_vt(value), value) for value in found]
+        sources = [getattr(value, "source", None) for value in found]
+        return module.InputFingerprint(tagged, sources, False, spec)
+
+    module.build_input_fingerprint = build_input_fingerprint
