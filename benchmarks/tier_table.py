@@ -167,7 +167,7 @@ class Routed:
         self.plan = tiered.plan_of(spec, self.tensors, geometry)
         binary = CutlassRunner().build(spec, q.device.index or 0)
         self.start = start_of_tiers(spec, binary, self.tensors, self.plan, layer.scale)
-        self.made = quantized(self.tensors, geometry, layer.scale)
+        self.made = quantized(self.tensors, geometry, layer.scale, sources=self.plan.sources)
         self.keys, self.predicted, _ = tiered.routed(
             *self.tensors[:3], self.plan, None, layer.scale, 0.0
         )

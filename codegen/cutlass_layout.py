@@ -95,7 +95,7 @@ FORWARD_FP8 = Layout(
     ),
 )
 BYTE_KEY_MAPS = tuple(f"byte_{name}" for name in KEY_MAPS)
-LISTS = ("bias", "order", "counts", "blocks")  # addresses
+LISTS = ("bias", "order", "counts", "blocks", "byte_blocks")  # addresses
 FORWARD_TIERS = Layout(
     "TierParameters",
     ("q", *KEY_MAPS, "mean_k", "mean_v", "slope", "q_bytes", *BYTE_KEY_MAPS),

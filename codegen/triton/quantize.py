@@ -196,12 +196,25 @@ def quantize_queries(
 
 
 @triton.jit
+def token_of(rows, place, sources_ptr, sixteens, count):
+    """The token at a place of the sixteen that each row is in; `count`, which is none, where it has fewer."""
+    sixteen = rows >> 4
+    if sources_ptr is None:
+        return sixteen * 16 + place
+    there = sixteen < sixteens
+    first = tl.load(sources_ptr + 2 * sixteen, mask=there, other=0)
+    number = tl.load(sources_ptr + 2 * sixteen + 1, mask=there, other=0)
+    return tl.where(place < number, first + place, count)
+
+
+@triton.jit
 def quantize_keys(
     k_ptr,
     stride,
     mean,
     size,
     shown_ptr,
+    sources_ptr,
     k8_ptr,
     rows,
     count,
@@ -212,7 +225,8 @@ def quantize_keys(
     ROUND: tl.constexpr,
 ):
     """Row 8n + 2t + i of each 16 is key 4t + 2n + i. before, padded: rows of k8 before this head, and of it."""
-    keys = (rows & ~15) + (rows >> 1 & 3) * 4 + (rows >> 3 & 1) * 2 + (rows & 1)
+    place = (rows >> 1 & 3) * 4 + (rows >> 3 & 1) * 2 + (rows & 1)
+    keys = token_of(rows, place, sources_ptr, padded >> 4, count)
     k, shown = load_rows(k_ptr, keys, stride, count, columns, shown_ptr, D)
     k = tl.where(shown[:, None], k - mean[None, :], 0.0)
     store_rows(k8_ptr, before + rows, rows < padded, to_e4m3(k * inverse(size), ROUND), columns, D)
@@ -224,6 +238,7 @@ def quantize_values(
     stride,
     size,
     shown_ptr,
+    sources_ptr,
     v8_ptr,
     padded,
     rows,
@@ -232,7 +247,8 @@ def quantize_values(
     D: tl.constexpr,
     ROUND: tl.constexpr,
 ):
-    v, _ = load_rows(v_ptr, rows, stride, count, columns, shown_ptr, D)
+    values = token_of(rows, rows & 15, sources_ptr, padded >> 4, count)
+    v, _ = load_rows(v_ptr, values, stride, count, columns, shown_ptr, D)
     v8 = tl.trans(to_e4m3(v * inverse(size)[None, :], ROUND))
     at = v8_ptr + columns.to(tl.int64)[:, None] * padded + rows[None, :]
     tl.store(at, v8, mask=(columns < D)[:, None] & (rows < padded)[None, :])
@@ -250,6 +266,7 @@ def quantize(
     k_ptr,
     v_ptr,
     shown_ptr,
+    sources_ptr,
     mean_ptr,
     k_scale_ptr,
     v_scale_ptr,
@@ -283,7 +300,10 @@ def quantize(
     UNIT: tl.constexpr,
     ROUND: tl.constexpr,
 ):
-    """Programs: blocks of BLOCK queries, then of KEYS keys and of KEYS values. sixteens: of k8's rows and v8's columns."""
+    """Programs: blocks of BLOCK queries, then of KEYS keys and of KEYS values. sixteens: of k8's rows and v8's columns.
+
+    sources: int32 [sixteens, 2], (first token, how many) of each sixteen; None where they follow each other.
+    """
     program = tl.program_id(0)
     columns = tl.arange(0, D_PADDED)
     of_queries, of_keys = samples * heads * query_blocks, samples * kv_heads * key_blocks
@@ -325,6 +345,7 @@ def quantize(
                 of_head,
                 tl.load(k_scale_ptr + head),
                 shown_ptr,
+                sources_ptr,
                 k8_ptr,
                 rows,
                 tokens,
@@ -342,6 +363,7 @@ def quantize(
                 v_token * UNIT,
                 of_columns,
                 shown_ptr,
+                sources_ptr,
                 columns_of_head,
                 sixteens * 16,
                 rows,

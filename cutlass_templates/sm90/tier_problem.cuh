@@ -28,6 +28,7 @@ struct TierParameters {
   int const* order;       // [batch, heads, rows, key_blocks]: key blocks in 16 bits, then those in e4m3
   int const* counts;      // [batch, heads, rows, kTiers]
   Run const* blocks;      // [key_blocks], tokens of the video
+  Run const* byte_blocks;  // [key_blocks], tokens of the bytes, which are of the video alone
   int kv_heads, key_blocks, mean_blocks;
   Problem problem;
 };
@@ -51,7 +52,7 @@ struct ListedKeys : Keys<kTier == 1> {
   int const* list = nullptr;
   Run const* blocks;
 
-  __device__ __forceinline__ ListedKeys(TierParameters const& p, Work const& work) : Base(p.problem, work), blocks(p.blocks) {
+  __device__ __forceinline__ ListedKeys(TierParameters const& p, Work const& work) : Base(p.problem, work), blocks(kTier == 1 ? p.byte_blocks : p.blocks) {
     TierRow const row(p.problem, work);
     if (!row.listed) return;
     int const* const counts = p.counts + row.index * kTiers;
@@ -64,7 +65,7 @@ struct ListedKeys : Keys<kTier == 1> {
     if (list == nullptr || (kTier == 0 && index >= this->of_video)) return Base::at(index);
     if (index >= this->of_video) return {0, 0};
     Run run = blocks[list[index]];
-    run.start += this->p.video_key;
+    if constexpr (kTier == 0) run.start += this->p.video_key;
     return run;
   }
 };

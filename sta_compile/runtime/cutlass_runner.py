@@ -68,7 +68,7 @@ class CutlassRunner:
             start = start_of_tiers(spec, binary, tensors, plan, scale)
             return lambda given: start(tiered(given, plan, scale, price))
         if spec.precision == "fp8":
-            binding = bind_fp8(spec, empty(tensors, "meta"), geometry, scale)
+            binding = bind_fp8(spec, empty(tensors, device="meta"), geometry, scale)
             launch = _start(spec, binary, function, binding)
             return lambda given: launch(quantized(given, geometry, scale))
         return _start(spec, binary, function, bind_forward(spec, tensors, geometry, scale))

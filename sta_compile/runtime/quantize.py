@@ -29,13 +29,20 @@ class _Launch:
 
 
 def quantized(
-    tensors: Tensors, geometry: Geometry, scale: float, interpreted: bool = False
+    tensors: Tensors,
+    geometry: Geometry,
+    scale: float,
+    interpreted: bool = False,
+    sources: Tensor | None = None,
 ) -> QuantizedTensors:
-    """Of tensors that kernels can read (`is_aligned`). scale: of the scores. interpreted: by Triton's interpreter."""
-    made, mean = empty(tensors), empty_mean(tensors)
+    """Of tensors that kernels can read (`is_aligned`). scale: of the scores. interpreted: by Triton's interpreter.
+
+    sources: int32 [sixteens, 2], keys (first, how many) of each sixteen of k and v; None: all, in their order.
+    """
+    made, mean = empty(tensors, sixteens_of(sources)), empty_mean(tensors)
     masks = tensors.key_lengths, tensors.key_mask, None, tensors.video_mask
     shown = shown_keys(Visibility(geometry, *masks), tensors.k)
-    for each in _launches(tensors, shown, made, mean, scale, interpreted):
+    for each in _launches(tensors, shown, sources, made, mean, scale, interpreted):
         each.kernel[each.grid](*each.arguments, num_warps=WARPS)
     return made
 
@@ -47,16 +54,24 @@ def warm_up(spec: KernelSpec, device: int) -> None:
     made, mean = empty(tensors), empty_mean(tensors)
     with torch.cuda.device(device):
         for shown in (None, torch.empty(batch, keys, dtype=torch.bool, device="meta")):
-            for each in _launches(tensors, shown, made, mean, 1.0, False):
+            for each in _launches(tensors, shown, None, made, mean, 1.0, False):
                 compiled = each.kernel.warmup(*each.arguments, grid=(1,), num_warps=WARPS)
                 compiled._init_handles()
 
 
-def empty(tensors: Tensors, device: str | torch.device | None = None) -> QuantizedTensors:
-    """Memory for what is quantized; beside it out, lse and flags as they are."""
+def sixteens_of(sources: Tensor | None) -> int | None:
+    return None if sources is None else len(sources)
+
+
+def empty(
+    tensors: Tensors, sixteens: int | None = None, device: str | torch.device | None = None
+) -> QuantizedTensors:
+    """Memory for what is quantized; beside it out, lse and flags as they are. sixteens: of k and v, None for all keys."""
     q, k, _, out, lse, *flags = tensors
     batch, heads, queries, head_dim = q.shape
     kv_heads, tokens = k.shape[1:3]
+    if sixteens is not None:
+        tokens = sixteens * ALIGNMENT
     columns = -(-tokens // ALIGNMENT) * ALIGNMENT
 
     def make(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -106,6 +121,7 @@ def shown_keys(visible: Visibility, k: Tensor) -> Tensor | None:
 def _launches(
     tensors: Tensors,
     shown: Tensor | None,
+    sources: Tensor | None,
     made: QuantizedTensors,
     mean: Tensor,
     scale: float,
@@ -118,7 +134,7 @@ def _launches(
     kv_heads, tokens = k.shape[1:3]
     samples, padded = mean.shape
     chunks = -(-tokens // CHUNK)
-    blocks, key_blocks = -(-queries // BLOCK), -(-tokens // KEYS)
+    blocks, key_blocks = -(-queries // BLOCK), -(-made.k.shape[2] // KEYS)
     partial = mean.new_empty((samples, chunks, kernels.STATISTICS, padded))
     count = None if shown is None else shown.sum(1, dtype=torch.int32)
     flags = None if shown is None else shown.view(torch.uint8)
@@ -145,7 +161,7 @@ def _launches(
             kernels.quantize,
             (batch * heads * blocks + 2 * samples * key_blocks,),
             (
-                *(q, k, v, flags, mean, *scales, made.q, made.k, made.v),
+                *(q, k, v, flags, sources, mean, *scales, made.q, made.k, made.v),
                 *(made.q_scale, made.shift, scale, heads, kv_heads, *of_q, *of_k, *of_v),
                 *(queries, tokens, made.k.shape[2] // ALIGNMENT, blocks, key_blocks, batch),
                 *(head_dim, padded, BLOCK, KEYS, STRIDE_UNIT, interpreted),

@@ -66,7 +66,7 @@ class TieredTensors(NamedTuple):
     columns of q], what a query adds to the values of skipped keys (tiers/statistics.py); all contiguous. bias: float32
     [batch, heads, rows, key blocks padded to 128]; order: int32 [batch, heads, rows, key blocks]; counts: int32 [batch,
     heads, rows, 2]; see cutlass_templates/sm90/tier_problem.cuh. blocks: int32 [key blocks, 2], (start, length) in tokens
-    of the video.
+    of the video; byte_blocks: alike, in k_bytes.
     """
 
     q: Tensor
@@ -88,6 +88,7 @@ class TieredTensors(NamedTuple):
     order: Tensor
     counts: Tensor
     blocks: Tensor
+    byte_blocks: Tensor
     key_lengths: Tensor | None = None
     dense: Tensor | None = None
     key_mask: Tensor | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 from ..codegen.cutlass_blocks import GROUP
 from ..ir.runs import Run
@@ -40,3 +41,24 @@ def key_blocks(tiling: Tiling, size: int) -> tuple[Run, ...]:
         start, tokens = tiling.start(*tile), tiling.count(*tile)
         blocks += [(start + at, min(size, tokens - at)) for at in range(0, tokens, size)]
     return tuple(blocks)
+
+
+class ByteLayout(NamedTuple):
+    """Keys in e4m3, of the video alone, each tile from a multiple of 16 on: loads of 8-bit keys begin at such.
+
+    sources: keys (first, how many) of each sixteen. blocks: (start, length) of key blocks in this layout.
+    """
+
+    sources: tuple[Run, ...]
+    blocks: tuple[Run, ...]
+
+
+@lru_cache(maxsize=64)
+def byte_layout(tiling: Tiling, first: int, size: int) -> ByteLayout:
+    """first: key of the video's first token. size: of a key block, a multiple of 16."""
+    sources: list[Run] = []
+    blocks: list[Run] = []
+    for start, length in key_blocks(tiling, size):
+        blocks.append((len(sources) * GROUP, length))
+        sources += [(first + start + at, min(GROUP, length - at)) for at in range(0, length, GROUP)]
+    return ByteLayout(tuple(sources), tuple(blocks))

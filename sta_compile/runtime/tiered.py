@@ -20,20 +20,25 @@ from ..tiers.router import COSTS, Routing, route
 from ..tiers.statistics import KEY_GROUPS, QUERY_GROUPS, KeyStatistics, Partition
 from .cutlass_bind import by_tile
 from .cutlass_problem import thread_blocks
-from .quantize import empty, quantized, shown_keys
+from .quantize import empty, quantized, shown_keys, sixteens_of
 from .router import choose_tiers, take_statistics
 from .tensors import DTYPES, QuantizedTensors, Tensors, TieredTensors, may_be_dense
-from .tier_tables import key_blocks, tier_rows
+from .tier_tables import byte_layout, key_blocks, tier_rows
 
 
 @dataclass(frozen=True)
 class TierPlan:
-    """What calls of one geometry share. inside: bool [1 or heads, rows, key blocks], None for a full window."""
+    """What calls of one geometry share. inside: bool [1 or heads, rows, key blocks], None for a full window.
+
+    sources, byte_blocks: int32 [..., 2], of `byte_layout`.
+    """
 
     geometry: Geometry
     rows: Partition
     blocks: Partition
     inside: Tensor | None
+    sources: Tensor
+    byte_blocks: Tensor
 
     @staticmethod
     def of(geometry: Geometry, rows: int, keys: int, count: int, device: torch.device) -> TierPlan:
@@ -50,7 +55,9 @@ def _plan(geometry: Geometry, rows: int, keys: int, count: int, device: torch.de
     inside = None
     if not all(window.is_full(tiling) for window in windows):
         inside = inside_window(tiling, windows, of_rows.runs, of_keys.runs)
-    return TierPlan(geometry, of_rows, of_keys, inside)
+    layout = byte_layout(tiling, geometry.video_key, keys)
+    tables = (torch.tensor(table, dtype=torch.int32, device=device) for table in layout)
+    return TierPlan(geometry, of_rows, of_keys, inside, *tables)
 
 
 def plan_of(spec: KernelSpec, tensors: Tensors, geometry: Geometry) -> TierPlan:
@@ -104,7 +111,8 @@ def tiered(tensors: Tensors, plan: TierPlan, scale: float, price: float) -> Tier
     of_plan = geometry, scale, plan.rows, plan.blocks
     routing = choose_tiers(found, k, v, shown, *of_plan, price, COSTS, inside)
     means = found.mean_k, found.mean_v, found.slope
-    return assembled(tensors, quantized(tensors, geometry, scale), means, routing, plan)
+    made = quantized(tensors, geometry, scale, sources=plan.sources)
+    return assembled(tensors, made, means, routing, plan)
 
 
 def assembled(
@@ -118,7 +126,7 @@ def assembled(
     bytes_ = made.q, made.k, made.v
     scales = made.q_scale, made.k_scale, made.v_scale, made.shift
     mean_k, mean_v, slope = means
-    lists = routing.bias, routing.order, routing.counts, plan.blocks.runs
+    lists = routing.bias, routing.order, routing.counts, plan.blocks.runs, plan.byte_blocks
     return TieredTensors(
         *tensors[:5], *bytes_, *scales, mean_k, mean_v, slope.mT.contiguous(), *lists, *tensors[5:]
     )
@@ -126,7 +134,7 @@ def assembled(
 
 def empty_tiered(tensors: Tensors, plan: TierPlan) -> TieredTensors:
     """Meta tensors of the same shapes and strides."""
-    made = empty(tensors, "meta")
+    made = empty(tensors, sixteens_of(plan.sources), "meta")
     batch, heads, _, head_dim = tensors.q.shape
     rows, blocks = len(plan.rows.runs), len(plan.blocks.runs)
     padded = -(-blocks // FP8_KEYS) * FP8_KEYS
@@ -140,6 +148,7 @@ def empty_tiered(tensors: Tensors, plan: TierPlan) -> TieredTensors:
         make(batch, heads, rows, padded, dtype=torch.float32),
         make(batch, heads, rows, blocks),
         make(batch, heads, rows, 2),
+        make(blocks, 2),
         make(blocks, 2),
     )
     bytes_ = made.q, made.k, made.v

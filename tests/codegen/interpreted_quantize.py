@@ -7,11 +7,15 @@ from unittest import mock
 import torch
 
 from sta_compile.ir.attention_spec import AttentionSpec
+from sta_compile.ir.geometry import Geometry
+from sta_compile.ir.tiling import Tiling
 from sta_compile.ir.visibility import Visibility
+from sta_compile.ir.window import Window
 from sta_compile.ops.arguments import geometry_of
 from sta_compile.runtime import quantize
 from sta_compile.runtime.quantize import empty_mean, quantized, shown_keys
 from sta_compile.runtime.tensors import Tensors
+from sta_compile.runtime.tier_tables import byte_layout, key_blocks
 from sta_compile.tiers.formats import quantize_e4m3
 
 SCALE = 0.1
@@ -57,6 +61,36 @@ def run(
     torch.testing.assert_close(made.shift.double(), shift, atol=1e-5 * size**2, rtol=1e-5)
 
 
+def run_sources():
+    """Sixteens of other keys than their own, some of them short, as kernels with tiers read them."""
+    tiling = Tiling((1, 5, 21), (1, 2, 3))
+    text, tokens = 3, tiling.tokens
+    roles, window = ("context", "video"), Window((1, 1, 1))
+    geometry = Geometry((text, tokens), roles, tiling, window)
+    q, k, v = (torch.randn(1, 1, text + tokens, 64, dtype=torch.float16) for _ in range(3))
+    out, lse = torch.empty_like(q), torch.empty(q.shape[:3])
+    layout = byte_layout(tiling, text, 128)
+    sources = torch.tensor(layout.sources, dtype=torch.int32)
+    given = Tensors(q, k, v, out, lse)
+    every = quantized(given, geometry, SCALE, interpreted=True)
+    made = quantized(given, geometry, SCALE, interpreted=True, sources=sources)
+    keys, values = in_order(made.k)[0, 0], made.v[0, 0].mT
+    all_keys, all_values = in_order(every.k)[0, 0], every.v[0, 0].mT
+    seen = []
+    for index, (first, count) in enumerate(layout.sources):
+        at, of = slice(16 * index, 16 * index + count), slice(first, first + count)
+        assert torch.equal(keys[at], all_keys[of])
+        assert torch.equal(values[at], all_values[of])
+        assert not keys[16 * index + count : 16 * index + 16].any()
+        assert not values[16 * index + count : 16 * index + 16].any()
+        seen += range(first, first + count)
+    assert seen == list(range(text, text + tokens))
+    for (start, length), (first, _) in zip(layout.blocks, key_blocks(tiling, 128), strict=True):
+        assert start % 16 == 0
+        assert layout.sources[start // 16][0] == text + first
+        assert sum(n for _, n in layout.sources[start // 16 :][: -(-length // 16)]) == length
+
+
 def in_order(rows):
     """Keys [..., tokens, head_dim] of rows whose sixteens the kernel has permuted: 8n + 2t + i is key 4t + 2n + i."""
     n, t, i = (x.flatten() for x in torch.meshgrid(*map(torch.arange, (2, 4, 2)), indexing="ij"))
@@ -76,6 +110,7 @@ def main():
     run((1, 1), 80, torch.float32, (300, 5), size=1e3)
     run((2, 2), 128, torch.float16, (130, 40), lengths=[[40], [0]])
     run((1, 1), 64, torch.float16, (200, 50), masked=True, video=0.7)
+    run_sources()
     print("all bits are equal")
 
 

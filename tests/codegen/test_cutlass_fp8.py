@@ -117,7 +117,7 @@ POINTERS = {
     **dict.fromkeys(("partial_ptr", "mean_ptr", "k_scale_ptr", "v_scale_ptr"), "*fp32"),
     **dict.fromkeys(("q_scale_ptr", "shift_ptr"), "*fp32"),
     **dict.fromkeys(("q8_ptr", "k8_ptr", "v8_ptr", "shown_ptr"), "*u8"),
-    "count_ptr": "*i32",
+    **dict.fromkeys(("count_ptr", "sources_ptr"), "*i32"),
     "scale": "fp32",
 }
 SIZES = {"D_PADDED": 128, "BLOCK": 32, "CHUNK": 1024, "KEYS": 64, "UNIT": 8, "ROUND": False}

@@ -65,7 +65,8 @@ def serialised(log):
 )
 def test_consumers_keep_their_registers(spec, empty_cache):
     """What spills belongs to the producer, whose loads run ahead: none lies between a loop's matrix products, but for a
-    thread's number, which the fp8 kernel reads again in each step, and what its rare loops of shared rows keep."""
+    thread's number, which the fp8 kernel reads again in each step, what its rare loops of shared rows keep, and what the
+    kernel with tiers keeps from loop to loop."""
     lines = [
         line.split(";")[0].split()[1:]
         for line in sass_of(build(spec).code).splitlines()
@@ -77,7 +78,8 @@ def test_consumers_keep_their_registers(spec, empty_cache):
         assert not products
         return
     spills = [i for i, name in enumerate(names) if name.startswith(("STL", "LDL"))]
-    assert sum(products[0] < i < products[-1] for i in spills) <= 12
+    allowed = 48 if spec.precision == "tiered" else 12
+    assert sum(products[0] < i < products[-1] for i in spills) <= allowed
 
 
 @needs_nvrtc

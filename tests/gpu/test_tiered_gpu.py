@@ -74,7 +74,7 @@ class Problem:
             precision="tiered",
         )
         self.plan = plan_of(self.spec, self.tensors, self.geometry)
-        made = quantized(self.tensors, self.geometry, self.scale)
+        made = quantized(self.tensors, self.geometry, self.scale, sources=self.plan.sources)
         self.bytes = made.q, made.k, made.v, made.q_scale, made.k_scale, made.v_scale, made.shift
         video = slice(before, before + self.tiling.tokens)
         self.means = key_statistics(k[:, :, video], v[:, :, video], self.plan.blocks)
@@ -92,7 +92,7 @@ class Problem:
         bias = bias.masked_fill(tiers > 0, -torch.inf)
         padding = -shape[-1] % 128
         bias = torch.nn.functional.pad(bias, (0, padding), value=-torch.inf).contiguous()
-        lists = bias, order, counts, blocks
+        lists = bias, order, counts, blocks, self.plan.byte_blocks
         means = self.means.mean_k, self.means.mean_v, self.means.slope(self.scale).mT.contiguous()
         tensors = TieredTensors(*self.tensors[:5], *self.bytes, *means, *lists, *self.tensors[5:])
         binary = CutlassRunner().build(self.spec, 0)

@@ -40,7 +40,7 @@ def problem():
 def test_parameters_and_maps(maps):
     tensors, geometry = problem()
     made = empty(tensors)
-    binding = bind_fp8(SPEC, empty(tensors, "meta"), geometry, 0.5)
+    binding = bind_fp8(SPEC, empty(tensors, device="meta"), geometry, 0.5)
     (address,) = (ctypes.c_void_p * 1).from_address(binding.arguments.of(made).address)
     raw = ctypes.string_at(address, FORWARD_FP8.size)
 
