@@ -19,6 +19,7 @@ from .workloads import Workload, dtype_of
 
 MATRIX = "matrix product"
 NATIVE = "sta native"  # beside a workload of another precision
+NO_TEXT = "sta without text"  # beside one with text
 TURN = {
     "cuda": 25.0,
     "cpu": 0.0,
@@ -108,6 +109,10 @@ def _measure(workload: Workload, options: Options) -> Row:
         as_native = replace(inputs, workload=replace(w, precision="native"))
         contestants[NATIVE] = ours(as_native, options.kernel)
         row.errors[NATIVE] = check(as_native, contestants[NATIVE])
+    elif w.text and not w.backward:
+        video = Inputs.make(replace(w, text=0, valid=0), device)
+        contestants[NO_TEXT] = ours(video, options.kernel)
+        row.errors[NO_TEXT] = check(video, contestants[NO_TEXT])
     dense = set()
     for peer in PEERS:
         chosen = options.peers is None or peer.name in options.peers

@@ -132,6 +132,14 @@ def test_a_wrong_peer_is_named_and_not_timed(monkeypatch):
     assert not row.speedup
 
 
+def test_beside_text_the_video_alone_takes_turns():
+    row = measure(SMALL[1], Options(CPU, peers=(), seconds=0, rounds=1))
+    assert SMALL[1].name == "small text"
+    assert list(row.ms) == ["sta", "sta without text"]
+    pairs = [row.tflops[name] * row.ms[name] for name in row.ms]
+    assert pairs[0] > pairs[1] > 0
+
+
 def test_a_wrong_kernel_fails_the_run(monkeypatch, capsys):
     from sta_compile.bench import measure as module
 
