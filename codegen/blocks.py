@@ -79,6 +79,21 @@ _SINGLE: dict[int, tuple[Choice, ...]] = {
 }
 
 
+# padded head dim -> choices for NVFP4. Products lie in a memory of their own on data center Blackwell, and in registers on
+# workstations. Compiled, not timed.
+_NVFP4: dict[tuple[str, int], tuple[Choice, ...]] = {
+    ("tma_tcgen05", 64): (_row(128, 128, 8, 3),),
+    ("tma_tcgen05", 128): (_row(128, 128, 8, 3),),
+    ("tma_small", 64): (_row(128, 64, 8, 3),),
+    ("tma_small", 128): (_row(128, 32, 8, 3),),
+}
+
+
+def nvfp4_choices(arch: int, head_dim: int) -> tuple[Choice, ...]:
+    """As `choices`, for kernels that multiply in NVFP4."""
+    return _NVFP4.get((architecture(arch, "tma"), pad_head_dim(head_dim, "nvfp4")), ())
+
+
 def architecture(arch: int, loads: str) -> str:
     """Architectures that share a row: by instruction set and by shared memory."""
     if loads == "tma":

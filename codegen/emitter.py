@@ -23,7 +23,7 @@ class Problem:
     lengths: integer type of key_lengths ("i32", "i64"), "" without.
     key_runs: (lengths of the runs that a tile reads, how many such tiles).
     mapped: q, k, v are each one 2-D matrix. boxed: TMA can read them as they are, in 4-D (tensor_map).
-    precision: "native", or "fp8" or "tiered" where an emitter has it.
+    precision: "native", or "fp8", "nvfp4" or "tiered" where an emitter has it.
     """
 
     target: Target

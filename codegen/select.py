@@ -12,10 +12,12 @@ from .cutlass_fp8 import CutlassFp8Forward, CutlassTieredForward
 from .emitter import Emitter, Problem
 from .preference import order
 from .triton_forward import TritonForward
+from .triton_nvfp4 import TritonNvfp4
 
 EMITTERS: tuple[Emitter, ...] = (
     CutlassFp8Forward(),
     CutlassTieredForward(),
+    TritonNvfp4(),
     CutlassForward(),
     TritonForward("tma"),
     TritonForward("pointer"),
@@ -54,7 +56,7 @@ def variants(problem: Problem, kernel: str) -> tuple[KernelSpec, ...]:
     for emitter in (emitter for emitter in able if emitter.precision == able[0].precision):
         spec = emitter.specify(problem)
         others = emitter.candidates(problem)
-        if emitter.name == "triton":
+        if emitter.name == "triton" and emitter.precision == "native":
             memory = problem.target.shared_memory
             tried = blocks_to_try(memory, problem.dtype, problem.head_dim)
             others = (*others, *(replace(spec, blocks=blocks) for blocks in tried))

@@ -106,9 +106,10 @@ class Settings:
     precision: str = _option(
         "native",
         read.one_of(*PRECISIONS),
-        '"native", "fp8" or "tiered"',
+        '"native", "fp8", "nvfp4" or "tiered"',
         'What attention multiplies in. "native" is the dtype of the model; "fp8" is e4m3 on Hopper, with an error of some '
-        'percent; "tiered" chooses for each block of keys between its own dtype, e4m3 and the block\'s means, by `price`. '
+        'percent; "nvfp4" has its scores in NVFP4 on Blackwell, with three times that error; "tiered" chooses on Hopper for '
+        "each block of keys between its own dtype, e4m3 and the block's means, by `price`. "
         "For inference: where gradients are recorded, and on other GPUs, it is native.",
     )
     price: float = _option(

@@ -124,6 +124,8 @@ def test_doctor_examines_a_gpu_that_is_not_there(capsys, monkeypatch):
     assert "wgmma" in device["facts"]
     assert list(device["kernels"]) == [
         "cutlass (tma, fp8)",
+        "cutlass (tma, tiered)",
+        "triton (tma, nvfp4)",
         "cutlass (tma)",
         "triton (tma)",
         "triton (pointer)",

@@ -12,44 +12,18 @@ alone at the end; then block after block of a head, so that neighbours share win
 
 Strides of tokens, heads and samples come in units of UNIT = 8 elements, which tells the compiler
 that rows are aligned; the head dim is contiguous. Products of strides are 64-bit.
+
+With scales, q and k are bytes of NVFP4, contiguous and padded to D_PADDED channels, and v is e4m3
+[.., head_dim, tokens]: what quantize_nvfp4.py writes. Their strides are in bytes, and "v_token" is that
+of a channel. A row has a scale for 8 bytes of codes, so that scales have the strides of codes in units.
 """
 
 import triton
 import triton.language as tl
 
+from .loads import load_block, load_columns
 from .runs import axis_start, key_run, tail_keys, window_start
-
-
-@triton.jit
-def attend(q, k, v, top, total, acc, scale, valid, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """One step of the online softmax over a block of keys. valid: bool [keys], used if MASKED."""
-    scores = tl.dot(q, k.T, input_precision=PRECISION)
-    if MASKED:
-        scores = tl.where(valid[None, :], scores, -float("inf"))
-    new = tl.maximum(top, tl.max(scores, 1) * scale)
-    base = new
-    if MASKED:  # rows that have seen no key yet: exp2(-inf - 0) is 0, and -inf - -inf would be NaN
-        base = tl.where(new == -float("inf"), 0.0, new)
-    weights = tl.math.exp2(scores * scale - base[:, None])
-    decay = tl.math.exp2(top - base)
-    total = total * decay + tl.sum(weights, 1)
-    acc = acc * decay[:, None]
-    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
-    return new, total, acc
-
-
-@triton.jit
-def load_block(
-    desc, row, col, pointers, first, stride, columns, D: tl.constexpr, TMA: tl.constexpr
-):
-    """Keys or values [block, head_dim] from token `first` on; all of them exist."""
-    if TMA:
-        return desc.load([row + first, col])
-    pointers += first.to(tl.int64) * stride
-    if columns.shape[0] == D:
-        return tl.load(pointers)
-    return tl.load(pointers, mask=columns[None, :] < D, other=0.0)
-
+from .softmax import P_BITS, attend, attend_quantized, decoded
 
 # Run-time integers: their values must not make new binaries.
 INTEGERS = (
@@ -78,6 +52,12 @@ def attention_forward(
     video_mask_ptr,
     shown_ptr,
     windows_ptr,
+    q_scales_ptr,
+    k_scales_ptr,
+    q_scale_ptr,
+    k_scale_ptr,
+    v_scale_ptr,
+    shift_ptr,
     scale,
     heads,
     share,
@@ -143,7 +123,10 @@ def attention_forward(
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    REST_N: tl.constexpr,
 ):
+    QUANTIZED: tl.constexpr = k_scales_ptr is not None
+    STORED: tl.constexpr = D_PADDED // 2 if QUANTIZED else D  # of a row of q and k
     starts = (start_0, start_1, start_2, start_3)
     lengths = (length_0, length_1, length_2, length_3)
     context_queries = (query_0, query_1, query_2, query_3)
@@ -256,10 +239,27 @@ def attention_forward(
     m = tl.arange(0, BLOCK_M)
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, D_PADDED)
+    c = tl.arange(0, D_PADDED // 2) if QUANTIZED else d
+    of_head = batch * (heads // share) + kv_head
     batch, head, kv_head = batch.to(tl.int64), head.to(tl.int64), kv_head.to(tl.int64)
+    of_row = (batch * heads + head) * queries + first  # in tensors with a number for each query
     row_mask = (m < rows)[:, None]
+    if QUANTIZED:
+        g = tl.arange(0, D_PADDED // 16)
+        q_scales_ptr += batch * q_batch + head * q_head + first.to(tl.int64) * q_token
+        q_scales = tl.load(
+            q_scales_ptr + m[:, None] * q_token + g[None, :], mask=row_mask, other=0.0
+        )
+        k_scales_ptr += batch * k_batch + kv_head * k_head
+        factor = tl.load(q_scale_ptr + of_row + m, mask=m < rows, other=0.0)
+        factor *= tl.load(k_scale_ptr + of_head) * scale
+        group_token = k_token  # 32 bits: these tensors have less than 2 GiB for a head
+        v_row_bytes = v_token * UNIT
+        k_scales_block = k_scales_ptr + n[:, None] * group_token + g[None, :]
+    q_mask = row_mask
     if D != D_PADDED:
         row_mask = row_mask & (d < D)[None, :]
+        q_mask = q_mask if QUANTIZED else row_mask
     k_token, v_token = k_token.to(tl.int64) * UNIT, v_token.to(tl.int64) * UNIT
     k_base = k_ptr + (batch * k_batch + kv_head * k_head) * UNIT
     v_base = v_ptr + (batch * v_batch + kv_head * v_head) * UNIT
@@ -274,9 +274,14 @@ def attention_forward(
     else:
         q_token = q_token.to(tl.int64) * UNIT
         q_base = q_ptr + (batch * q_batch + head * q_head) * UNIT + first.to(tl.int64) * q_token
-        q = tl.load(q_base + m[:, None] * q_token + d[None, :], mask=row_mask, other=0.0)
-    k_block = k_base + n[:, None] * k_token + d[None, :]
-    v_block = v_base + n[:, None] * v_token + d[None, :]
+        q = tl.load(q_base + m[:, None] * q_token + c[None, :], mask=q_mask, other=0.0)
+    k_block = k_base + n[:, None] * k_token + c[None, :]
+    if QUANTIZED:
+        q = decoded(q, q_scales, PRECISION)
+        channel = (d < D)[:, None]
+        v_block = v_base + d[:, None] * v_token + n[None, :]
+    else:
+        v_block = v_base + n[:, None] * v_token + d[None, :]
 
     top = tl.full([BLOCK_M], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -294,9 +299,16 @@ def attention_forward(
             left = tl.where(before == 0, full + 1, left)
             before += valids[x] // BLOCK_N
     for j in tl.range(0, full, num_stages=STAGES):
-        k = load_block(k_desc, k_row, k_col, k_block, at, k_token, d, D, TMA)
-        v = load_block(v_desc, v_row, v_col, v_block, at, v_token, d, D, TMA)
-        top, total, acc = attend(q, k, v, top, total, acc, scale, None, False, PRECISION)
+        k = load_block(k_desc, k_row, k_col, k_block, at, k_token, c, STORED, TMA)
+        if QUANTIZED:
+            k_scales = tl.load(k_scales_block + at.to(tl.int64) * group_token)
+            v = load_columns(v_desc, v_row, v_block, at, channel, TMA)
+            top, total, acc = attend_quantized(
+                q, q_scales, k, k_scales, v, top, total, acc, factor, None, False, PRECISION
+            )
+        else:
+            v = load_block(v_desc, v_row, v_col, v_block, at, v_token, d, D, TMA)
+            top, total, acc = attend(q, k, v, top, total, acc, scale, None, False, PRECISION)
         # The next run is (a, b + 1) if that has a full block; runs get no longer, so otherwise no
         # later one of this `a` has, and it is (a + 1, 0).
         left -= 1
@@ -318,9 +330,9 @@ def attention_forward(
                 before += valids[x] // BLOCK_N
 
     # The rest of all runs, packed: key i of the rest is token `key`.
-    for j in tl.range(0, tl.cdiv(rest, BLOCK_N), num_stages=1):
-        rank = j * BLOCK_N + n
-        key, before = tail_keys(rank, video, runs_t, runs_h, box, sizes, unit, BLOCK_N)
+    for j in tl.range(0, tl.cdiv(rest, REST_N), num_stages=1):
+        rank = j * REST_N + tl.arange(0, REST_N)
+        key, before = tail_keys(rank, video, runs_t, runs_h, box, sizes, unit, REST_N)
         shown, of_segment = -1, 0  # column of the mask; the segment's first one
         for x in tl.static_range(CONTEXTS):
             tail = valids[x] if mask_ptr is not None else valids[x] % BLOCK_N
@@ -341,15 +353,29 @@ def attention_forward(
             flags = mask_ptr + batch * context_keys + shown
             valid = valid & (tl.load(flags, mask=shown >= 0, other=1) != 0)
         mask = valid[:, None]
-        if D != D_PADDED:
-            mask = mask & (d < D)[None, :]
         token = key.to(tl.int64)[:, None]
         # Zeros, not only a weight of zero: 0 * NaN would be NaN.
-        k = tl.load(k_base + token * k_token + d[None, :], mask=mask, other=0.0)
-        v = tl.load(v_base + token * v_token + d[None, :], mask=mask, other=0.0)
-        top, total, acc = attend(q, k, v, top, total, acc, scale, valid, True, PRECISION)
+        if QUANTIZED:
+            groups = key[:, None] * group_token
+            k = tl.load(k_base + groups * UNIT + c[None, :], mask=mask, other=0)
+            k_scales = tl.load(k_scales_ptr + groups + g[None, :], mask=mask, other=0.0)
+            v_mask = channel & valid[None, :]
+            v = tl.load(v_base + d[:, None] * v_row_bytes + key[None, :], mask=v_mask, other=0.0)
+            top, total, acc = attend_quantized(
+                q, q_scales, k, k_scales, v, top, total, acc, factor, valid, True, PRECISION
+            )
+        else:
+            if D != D_PADDED:
+                mask = mask & (d < D)[None, :]
+            k = tl.load(k_base + token * k_token + d[None, :], mask=mask, other=0.0)
+            v = tl.load(v_base + token * v_token + d[None, :], mask=mask, other=0.0)
+            top, total, acc = attend(q, k, v, top, total, acc, scale, valid, True, PRECISION)
 
     acc = acc / tl.where(total == 0, 1, total)[:, None]
+    top = top + tl.math.log2(total)
+    if QUANTIZED:
+        acc *= tl.load(v_scale_ptr + of_head * D + d, mask=d < D, other=0.0)[None, :]
+        top -= P_BITS
     out_token = out_token.to(tl.int64) * UNIT
     out_base = (
         out_ptr + (batch * out_batch + head * out_head) * UNIT + first.to(tl.int64) * out_token
@@ -359,6 +385,7 @@ def attention_forward(
         acc.to(out_ptr.dtype.element_ty),
         mask=row_mask,
     )
-    lse = (top + tl.math.log2(total)) * 0.6931471805599453
-    lse_base = lse_ptr + (batch * heads + head) * queries + first
-    tl.store(lse_base + m, lse, mask=m < rows)
+    lse = top * 0.6931471805599453
+    if QUANTIZED:
+        lse += tl.load(shift_ptr + of_row + m, mask=m < rows, other=0.0)
+    tl.store(lse_ptr + of_row + m, lse, mask=m < rows)

@@ -127,8 +127,12 @@ def key_scales(
     D: tl.constexpr,
     D_PADDED: tl.constexpr,
     BLOCK: tl.constexpr,
+    K_LARGEST: tl.constexpr,
 ):
-    """mean: float32 [samples * heads, D_PADDED]. count: keys of each sample that are shown, None for all."""
+    """mean: float32 [samples * heads, D_PADDED]. count: keys of each sample that are shown, None for all.
+
+    K_LARGEST: what k's largest magnitude becomes.
+    """
     head = tl.program_id(0)
     columns = tl.arange(0, D_PADDED)
     total = tl.zeros([BLOCK, D_PADDED], tl.float32)
@@ -157,7 +161,7 @@ def key_scales(
     span = tl.maximum(tl.max(most, 0) - mean, mean - tl.min(least, 0))
     largest = tl.max(tl.where((columns < D) & (count > 0), span, 0.0), 0)
     tl.store(mean_ptr + head * D_PADDED + columns, mean)
-    tl.store(k_scale_ptr + head, tl.div_rn(largest, LARGEST))
+    tl.store(k_scale_ptr + head, tl.div_rn(largest, K_LARGEST))
     of_v = tl.div_rn(tl.max(size, 0), LARGEST + tl.zeros([D_PADDED], tl.float32))
     tl.store(v_scale_ptr + head * D + columns, of_v, mask=columns < D)
 

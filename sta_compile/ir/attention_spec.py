@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 VERSION = "v1"
-PRECISIONS = ("native", "fp8", "tiered")
+PRECISIONS = ("native", "fp8", "nvfp4", "tiered")
 Triple = tuple[int, int, int]
 HeadTriples = tuple[Triple, ...]  # one for each query head
 WindowRequest = Triple | Literal["auto", "full"] | HeadTriples
@@ -43,7 +43,7 @@ class AttentionSpec:
     min_tokens: with `request`, grids of fewer tokens get the full window.
     kernel: "auto", "cutlass", "triton" or "reference".
     choice: what mode="max-autotune" measured to be the fastest of these (KernelSpec.choice), or "".
-    precision: of the products, "native", "fp8" or "tiered".
+    precision: of the products, "native", "fp8", "nvfp4" or "tiered".
     price: with "tiered", the relative squared error that a dense attention's worth of time must take off (tiers/router.py).
     """
 

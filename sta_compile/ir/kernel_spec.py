@@ -25,9 +25,9 @@ class Blocks:
     stages: int
 
 
-def pad_head_dim(head_dim: int) -> int:
-    """Head dim in the kernel: the next power of two, at least 32."""
-    return max(32, 1 << (head_dim - 1).bit_length())
+def pad_head_dim(head_dim: int, precision: str = "native") -> int:
+    """Head dim in the kernel: the next power of two, at least 32, or 64 of which FP4 makes one product."""
+    return max(64 if precision == "nvfp4" else 32, 1 << (head_dim - 1).bit_length())
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class KernelSpec:
     loads: "tma" or "pointer". What follows is for Triton, C++ kernels take it at run time. contexts: segments beside the
     video. lengths: integer type of key_lengths, "" without. masked: with a key_mask. video_masked: with a video_mask.
     head_windows: heads have windows of their own, for every emitter. precision: "native", "fp8" for
-    e4m3 products, or "tiered" for both.
+    e4m3 products, "nvfp4" for scores in NVFP4 and outputs in e4m3, or "tiered" for native and e4m3.
     """
 
     emitter: str
@@ -57,7 +57,15 @@ class KernelSpec:
 
     @property
     def padded_head_dim(self) -> int:
-        return pad_head_dim(self.head_dim)
+        return pad_head_dim(self.head_dim, self.precision)
+
+    @property
+    def boxes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+        """Rows and columns, as they lie in memory, of the blocks of q, k, v that Triton's kernels load at a time."""
+        m, n, d = self.blocks.m, self.blocks.n, self.padded_head_dim
+        if self.precision == "nvfp4":
+            return (m, d // 2), (n, d // 2), (d, n)
+        return (m, d), (n, d), (n, d)
 
     @property
     def choice(self) -> str:

@@ -22,7 +22,7 @@ from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec
 from ..ir.visibility import Visibility
 from ..runtime import launch, launch_backward
-from . import fp8_reference, reference, tiered_reference
+from . import quantized_reference, reference, tiered_reference
 from .arguments import check_kinds, check_sizes, geometry_of
 from .library import LIBRARY, define, register_autograd
 
@@ -67,8 +67,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, 
         return launched
     if asked.precision == "tiered":
         return tiered_reference.forward(q, k, v, visible, call.scale, asked.price)
-    forward = reference.forward if asked.precision == "native" else fp8_reference.forward
-    return forward(q, k, v, visible, call.scale)
+    if asked.precision == "native":
+        return reference.forward(q, k, v, visible, call.scale)
+    return quantized_reference.forward(q, k, v, visible, call.scale, asked.precision)
 
 
 def _attention_fake(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, Tensor]:

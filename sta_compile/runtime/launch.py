@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..codegen.cutlass_fp8 import CutlassFp8Forward, CutlassTieredForward
-from ..codegen.emitter import Emitter, Problem
-from ..codegen.select import select
+from ..codegen.emitter import Problem
+from ..codegen.select import EMITTERS, select
 from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec
 from ..ir.geometry import Geometry
@@ -175,9 +174,7 @@ def attention_forward(
 
 def why_native(problem: Problem, kernel: str) -> str:
     """Why no kernel of the precision that a problem asks for runs it. kernel: the option."""
-    emitter: Emitter = CutlassFp8Forward()
-    if problem.precision == "tiered":
-        emitter = CutlassTieredForward()
+    emitter = next(each for each in EMITTERS if each.precision == problem.precision)
     if kernel not in ("auto", emitter.name):
         return f"kernel={kernel!r} has no other precision; pass kernel='auto'"
     return emitter.refuse(problem) or "its kernel failed"

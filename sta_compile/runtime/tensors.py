@@ -59,6 +59,33 @@ class QuantizedTensors(NamedTuple):
     shown: Tensor | None = None
 
 
+class Nvfp4Tensors(NamedTuple):
+    """What kernels in NVFP4 read and write. out, lse and flags: as in Tensors.
+
+    q: uint8 [batch, heads, tokens, padded head_dim / 2], k alike: two codes each; q_scales, k_scales: float8_e4m3fn [...,
+    padded head_dim / 16]; all contiguous. v: float8_e4m3fn [batch, key heads, head_dim, tokens], strides of multiples of 16.
+    q_scale, shift: float32 [batch, heads, tokens]; shift is added to lse. k_scale: [batch, key heads]. v_scale: [batch, key
+    heads, head_dim].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor
+    q_scales: Tensor
+    k_scales: Tensor
+    q_scale: Tensor
+    k_scale: Tensor
+    v_scale: Tensor
+    shift: Tensor
+    key_lengths: Tensor | None = None
+    dense: Tensor | None = None
+    key_mask: Tensor | None = None
+    video_mask: Tensor | None = None
+    shown: Tensor | None = None
+
+
 class TieredTensors(NamedTuple):
     """What kernels with tiers read and write: q, k, v, out, lse and flags as in Tensors, the rest as in QuantizedTensors.
 

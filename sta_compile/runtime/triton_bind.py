@@ -17,12 +17,14 @@ from torch import Tensor
 from ..codegen.tensor_map import TensorMap
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import STRIDE_UNIT, KernelSpec
-from .tensors import Tensors, map_of
+from .tensors import Nvfp4Tensors, Tensors, map_of
 from .window_tables import table_of
 
 MAX_CONTEXTS = 4
 LOG2_E = log2(2.718281828459045)
 NO_MAP = TensorMap(0, 0, 0, 0, 0, 0)
+FLAGS = Tensors._fields[5:]
+NO_SCALES = [None] * 6
 
 
 @dataclass(frozen=True)
@@ -37,15 +39,18 @@ class Binding:
     numbers: tuple[float, ...]
     windows: Tensor | None
 
-    def arguments(self, tensors: Tensors) -> list[Any]:
+    def arguments(self, tensors: Tensors | Nvfp4Tensors) -> list[Any]:
         """In the kernel's order, up to its constants."""
-        q, k, v, out, lse, key_lengths, *flags = tensors
+        q, k, v, out, lse, *rest = tensors
+        scales = rest[: -len(FLAGS)] or NO_SCALES
+        key_lengths, *flags = rest[-len(FLAGS) :]
         described: list[Any] = [None, None, None]
         if self.descriptors:
             pairs = zip((q, k, v), self.descriptors, strict=True)
             described = [_descriptor(x, fields) for x, fields in pairs]
         bytes_ = [None if x is None else x.view(torch.uint8) for x in flags]
-        return [*described, q, k, v, out, lse, key_lengths, *bytes_, self.windows, *self.numbers]
+        tables = key_lengths, *bytes_, self.windows, *scales
+        return [*described, q, k, v, out, lse, *tables, *self.numbers]
 
 
 def _descriptor(base: Tensor, fields: dict[str, Any]) -> Any:
@@ -67,8 +72,10 @@ def _checked_fields(base: Tensor, m: TensorMap, block: list[int]) -> dict[str, A
     return {name: value for name, value in vars(made).items() if name != "base"}
 
 
-def bind(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -> Binding:
-    """The tensors are read for their shapes and strides only."""
+def bind(
+    spec: KernelSpec, tensors: Tensors | Nvfp4Tensors, geometry: Geometry, scale: float
+) -> Binding:
+    """The tensors are read for their shapes and strides only, and `out` for its device."""
     q, k, v, out, *_ = tensors
     batch, heads, _, _ = q.shape
     maps = [NO_MAP, NO_MAP, NO_MAP]
@@ -77,9 +84,8 @@ def bind(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -
         found = [map_of(x) for x in (q, k, v)]
         maps = [m for m in found if m is not None]
         assert len(maps) == 3, "the TMA emitter refuses tensors that are not one matrix"
-        rows = spec.blocks.m, spec.blocks.n, spec.blocks.n
-        for x, m, block in zip((q, k, v), maps, rows, strict=True):
-            descriptors.append(_checked_fields(x, m, [block, spec.padded_head_dim]))
+        for x, m, box in zip((q, k, v), maps, spec.boxes, strict=True):
+            descriptors.append(_checked_fields(x, m, list(box)))
     strides = [s // STRIDE_UNIT for x in (q, k, v, out) for s in x.stride()[:3]]
     offsets = [o for m in maps for o in (m.row_batch, m.row_head, m.col_head)]
     count, per_tile, contexts = programs(spec, geometry, batch * heads)
@@ -104,7 +110,7 @@ def bind(spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float) -
         contexts,
         *segments,
     )
-    windows = table_of(geometry.head_windows, q.device) if geometry.head_windows else None
+    windows = table_of(geometry.head_windows, out.device) if geometry.head_windows else None
     return Binding(count, tuple(descriptors), numbers, windows)
 
 

@@ -10,8 +10,9 @@ from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from ..ir.tiling import Tiling
 from ..ir.window import Window
+from .quantize_nvfp4 import empty_nvfp4, quantized_nvfp4, warm_up_nvfp4
 from .runner import Start
-from .tensors import Tensors, stand_ins
+from .tensors import Nvfp4Tensors, Tensors, stand_ins
 from .triton_bind import bind
 
 
@@ -31,7 +32,11 @@ class TritonRunner:
         roles = ("video", *("context",) * spec.contexts)
         tiling, window = Tiling((1, 1, 16), one), Window(one)
         geometry = Geometry(lengths, roles, tiling, window, (window,) * spec.head_windows)
-        values = bind(spec, tensors, geometry, 1.0).arguments(tensors)
+        given: Tensors | Nvfp4Tensors = tensors
+        if spec.precision == "nvfp4":
+            given = empty_nvfp4(tensors)
+            warm_up_nvfp4(spec, device)
+        values = bind(spec, given, geometry, 1.0).arguments(given)
         constants, options = build.constants(spec).values(), build.options(spec)
         with torch.cuda.device(device):
             compiled = forward.attention_forward.warmup(*values, *constants, grid=(1,), **options)
@@ -49,10 +54,12 @@ class TritonRunner:
     ) -> Start:
         from ..codegen.triton.build import constants
 
-        binding = bind(spec, tensors, geometry, scale)
+        low = spec.precision == "nvfp4"
+        binding = bind(spec, empty_nvfp4(tensors, "meta") if low else tensors, geometry, scale)
         start, fixed = binary[(binding.programs, 1, 1)], tuple(constants(spec).values())
 
         def launch(tensors: Tensors) -> None:
-            start(*binding.arguments(tensors), *fixed)
+            given = quantized_nvfp4(tensors, geometry, scale) if low else tensors
+            start(*binding.arguments(given), *fixed)
 
         return launch

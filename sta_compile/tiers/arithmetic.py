@@ -6,8 +6,9 @@ operands, accumulated in float32. Blocks are [batch, heads, blocks, rows, head_d
     Native      the input's own dtype
     Fp8         e4m3; a scale for each row of q, each head of k, each channel of v; P times 2^8, at most 256 of 448
                 (FlashAttention-3, arXiv 2407.08608, section 3.3, and SageAttention2, arXiv 2411.10958)
-    Nvfp4       q and k with groups along head_dim, v with groups of 16 keys; P scaled to the range of its e4m3 scales
-                in each row first (SageAttention3, arXiv 2505.11594, section 3.2), or P and v in e4m3
+    Nvfp4       q and k with groups along head_dim and a float32 scale for each row of q and each head of k; P and v in
+                e4m3 as in Fp8, or v with groups of 16 keys and P scaled to the range of its e4m3 scales in each row
+                first (SageAttention3, arXiv 2505.11594, section 3.2)
     Refined     NVFP4 and the NVFP4 of what it leaves: three products, all but that of two residuals
 """
 
@@ -19,9 +20,17 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..errors import StaError
-from .formats import nvfp4_scale, quantize_e4m3, quantize_nvfp4, quantize_nvfp4_residual, to_e4m3
+from .formats import (
+    GROUP,
+    nvfp4_scale,
+    quantize_e4m3,
+    quantize_nvfp4,
+    quantize_nvfp4_residual,
+    to_e4m3,
+)
 
 # P is at most 1 when its row's maximum is taken off. Times 2^8 it uses the exponents of e4m3 down to 2^-17.
 P_SCALE = 256.0
@@ -120,17 +129,18 @@ class Nvfp4(Arithmetic):
             )
 
     def query(self, q: Tensor, /) -> Operand:
-        return Operand(quantize_nvfp4(q, nvfp4_scale(q, _OF_HEAD)).dequantize())
+        return _nvfp4(q, (4,))
 
-    key = query
+    def key(self, k: Tensor, /) -> Operand:
+        return _nvfp4(k, _OF_HEAD)
 
     def value(self, v: Tensor, /) -> Operand:
-        return self.query(v.mT).mT if self.pv == "nvfp4" else Fp8().value(v)
+        return self.key(v.mT).mT if self.pv == "nvfp4" else Fp8().value(v)
 
     def weights(self, p: Tensor, /) -> Operand:
         if self.pv == "fp8":
             return Fp8().weights(p)
-        return Operand(quantize_nvfp4(p, nvfp4_scale(p, (-1,))).dequantize())
+        return _nvfp4(p, (-1,))
 
 
 @dataclass(frozen=True)
@@ -152,6 +162,13 @@ class Refined(Arithmetic):
 def _e4m3(x: Tensor, dims: tuple[int, ...]) -> Operand:
     values, scale = quantize_e4m3(x, dims)
     return Operand(values.float() * scale)
+
+
+def _nvfp4(x: Tensor, dims: tuple[int, ...]) -> Operand:
+    """Zeros fill the last group of 16."""
+    columns = x.shape[-1]
+    padded = pad(x, (0, -columns % GROUP))
+    return Operand(quantize_nvfp4(padded, nvfp4_scale(x, dims)).dequantize()[..., :columns])
 
 
 def _refined(x: Tensor, dims: tuple[int, ...]) -> Operand:

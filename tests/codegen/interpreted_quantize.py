@@ -45,7 +45,9 @@ def run(
     for x in (k, v):
         x.masked_fill_(hidden[:, None, :, None], torch.nan)
     kept = []
-    with mock.patch.object(quantize, "empty_mean", lambda x: kept.append(empty_mean(x)) or kept[0]):
+    with mock.patch.object(
+        quantize, "empty_mean", lambda *x: kept.append(empty_mean(*x)) or kept[0]
+    ):
         made = quantized(given, geometry, SCALE, interpreted=True)
     mean = kept[0][:, :head_dim].view(batch, heads[1], 1, head_dim)
     k, v = (x.float().masked_fill(hidden[:, None, :, None], 0) for x in (k, v))

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +13,7 @@ from sta_compile.codegen.cutlass_programs import program_of
 from sta_compile.codegen.emitter import Problem
 from sta_compile.codegen.select import candidates, select, variants
 from sta_compile.ir.target import SHARED_MEMORY, Target
+from tests.codegen.test_triton_kernel import interpret
 from tests.codegen.usage import cuobjdump
 
 RUNS = (((1152,) * 9, 300),)
@@ -91,25 +88,7 @@ def test_shared_memory(head_dim):
 
 
 def test_quantized_bits_in_the_interpreter():
-    pytest.importorskip("triton")
-    from tests.codegen.test_triton_kernel import INTERPRETS
-
-    if not INTERPRETS:
-        pytest.skip("triton 3.6's interpreter needs numpy below 2.4")
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.codegen.interpreted_quantize"],
-        env={
-            **os.environ,
-            "TRITON_INTERPRET": "1",
-            "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
-        },
-        cwd=root,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "all bits are equal" in done.stdout
+    interpret("tests.codegen.interpreted_quantize", "all bits are equal")
 
 
 POINTERS = {
@@ -117,23 +96,46 @@ POINTERS = {
     **dict.fromkeys(("partial_ptr", "mean_ptr", "k_scale_ptr", "v_scale_ptr"), "*fp32"),
     **dict.fromkeys(("q_scale_ptr", "shift_ptr"), "*fp32"),
     **dict.fromkeys(("q8_ptr", "k8_ptr", "v8_ptr", "shown_ptr"), "*u8"),
+    **dict.fromkeys(("q4_ptr", "k4_ptr", "q_scales_ptr", "k_scales_ptr"), "*u8"),
     **dict.fromkeys(("count_ptr", "sources_ptr"), "*i32"),
     "scale": "fp32",
 }
-SIZES = {"D_PADDED": 128, "BLOCK": 32, "CHUNK": 1024, "KEYS": 64, "UNIT": 8, "ROUND": False}
+SIZES = {
+    "D_PADDED": 128,
+    "BLOCK": 32,
+    "CHUNK": 1024,
+    "KEYS": 64,
+    "UNIT": 8,
+    "ROUND": False,
+    "CONVERT": "fp4",
+    "K_LARGEST": 448.0,
+}
 
 
 @pytest.mark.parametrize("head_dim", [128, 80])
 @pytest.mark.parametrize("kernel", ["key_statistics", "key_scales", "quantize"])
 def test_kernels_that_quantize_compile(kernel, head_dim):
     """For a GPU: Triton's interpreter takes what its compiler does not."""
-    triton = pytest.importorskip("triton")
+    pytest.importorskip("triton")
+    from sta_compile.codegen.triton import quantize as kernels
+
+    made = compiled(getattr(kernels, kernel), 90, head_dim)
+    if kernel == "quantize":
+        check_quantizer(made)
+
+
+def check_quantizer(made):
+    assert "cvt.rn.satfinite.e4m3x2.f32" in made.asm["ptx"]
+    sass = cuobjdump("-sass", made.asm["cubin"])
+    assert "STG.E.128" in sass
+    assert "LDL" not in sass
+
+
+def compiled(function, arch, head_dim):
+    import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from sta_compile.codegen.triton import quantize as kernels
-
-    function = getattr(kernels, kernel)
     order = {name: index for index, name in enumerate(function.arg_names)}
     fixed = {name: value for name, value in (SIZES | {"D": head_dim}).items() if name in order}
     signature = {name: POINTERS.get(name, "i32") for name in order} | dict.fromkeys(
@@ -149,10 +151,6 @@ def test_kernels_that_quantize_compile(kernel, head_dim):
             if kind.startswith("*")
         },
     )
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
-    assert made.metadata.shared <= SHARED_MEMORY[90]
-    if kernel == "quantize":
-        assert "cvt.rn.satfinite.e4m3x2.f32" in made.asm["ptx"]
-        sass = cuobjdump("-sass", made.asm["cubin"])
-        assert "STG.E.128" in sass
-        assert "LDL" not in sass
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": 4})
+    assert made.metadata.shared <= SHARED_MEMORY[arch]
+    return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,19 +25,25 @@ INTERPRETS = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7) or tup
 ) < (2, 4)
 
 
-@pytest.mark.skipif(not INTERPRETS, reason="triton 3.6's interpreter needs numpy below 2.4")
-def test_numerics_in_the_interpreter():
+def interpret(module, says):
+    """Runs a module in a process of its own with Triton's interpreter."""
+    if not INTERPRETS:
+        pytest.skip("triton 3.6's interpreter needs numpy below 2.4")
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.codegen.interpreted"],
+        [sys.executable, "-W", "ignore", "-m", module],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path},
         cwd=root,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "all equal the definition" in done.stdout
+    assert says in done.stdout
+
+
+def test_numerics_in_the_interpreter():
+    interpret("tests.codegen.interpreted", "all equal the definition")
 
 
 # arch, dtype, head dim, loads: the whole table of blocks, but for TMA loads of Blackwell, which `blackwell_specs` has.
@@ -90,12 +97,24 @@ def test_compiles_without_spills_within_shared_memory(arch, dtype, head_dim, loa
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", blackwell_specs(), ids=lambda spec: spec.text())
 def test_blackwell(spec):
-    """In machine code: products of the fifth generation's tensor cores (sm_100) or of warps (sm_120), loads by TMA."""
+    """In machine code: products of the fifth generation's tensor cores (sm_100) or of warps (sm_120), loads by TMA.
+
+    In NVFP4 scores are block-scaled products of e2m1, and weights times values those of e4m3.
+    """
     recorded = json.loads(TABLE.read_text())
     assert set(recorded["triton_kernels"]) == {spec.text() for spec in blackwell_specs()}
     usage = check_fits(spec)
     assert "UTMALDG" in usage.sass
-    assert ("UTCHMMA" if spec.arch < 120 else "HMMA.16816.F32.BF16") in usage.sass
+    products = {
+        ("native", 100): ("UTCHMMA",),
+        ("native", 120): ("HMMA.16816.F32.BF16",),
+        ("nvfp4", 100): ("UTCOMMA.4X", "UTCQMMA"),
+        ("nvfp4", 120): ("OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X", "QMMA.16832.F32.E4M3.E4M3"),
+    }
+    for product in products[spec.precision, spec.arch]:
+        assert product in usage.sass
+    if spec.precision == "nvfp4":
+        assert not re.search(r"\b(UTC)?HMMA", usage.sass)
     if triton.__version__ == recorded["triton"]:
         assert usage.row == recorded["triton_kernels"][spec.text()]
 

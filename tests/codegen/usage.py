@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sta_compile.codegen import cutlass_backward
-from sta_compile.codegen.blocks import choices
+from sta_compile.codegen.blocks import choices, nvfp4_choices
 from sta_compile.codegen.cutlass_blocks import BLOCKS, FP8_BLOCKS, TIER_BLOCKS
 from sta_compile.codegen.cutlass_fp8 import CutlassFp8Forward, CutlassTieredForward
 from sta_compile.codegen.emitter import Problem
@@ -90,7 +90,7 @@ def problem_of(dtype: str, head_dim: int) -> Problem:
 
 def blackwell_specs() -> list[KernelSpec]:
     """Of data center and of workstation GPUs, with as many segments beside the video as each takes, all with lengths."""
-    return [
+    native = [
         KernelSpec(
             "triton",
             "forward",
@@ -106,6 +106,28 @@ def blackwell_specs() -> list[KernelSpec]:
         for arch in (100, 120)
         for head_dim in (32, 64, 128, 256)
         for choice in choices(arch, "bf16", head_dim, "tma")
+    ]
+    return [*native, *nvfp4_specs()]
+
+
+def nvfp4_specs() -> list[KernelSpec]:
+    return [
+        KernelSpec(
+            "triton",
+            "forward",
+            arch,
+            "bf16",
+            head_dim,
+            choice.blocks,
+            "tma",
+            choice.contexts,
+            "i64",
+            dense=True,
+            precision="nvfp4",
+        )
+        for arch in (100, 120)
+        for head_dim in (64, 128)
+        for choice in nvfp4_choices(arch, head_dim)
     ]
 
 

@@ -159,7 +159,7 @@ def test_quantized_bits(head_dim, monkeypatch):
     assert torch.equal(quantize.shown_keys(Visibility(geometry, key_lengths=lengths), k), ~hidden)
     kept = []
     make = quantize.empty_mean
-    monkeypatch.setattr(quantize, "empty_mean", lambda x: kept.append(make(x)) or kept[0])
+    monkeypatch.setattr(quantize, "empty_mean", lambda *x: kept.append(make(*x)) or kept[0])
     made = quantize.quantized(given, geometry, 0.1)
     mean = kept[0][:, :head_dim].view(2, 2, 1, head_dim)
     # On the CPU: on a GPU torch divides by a number as it multiplies by the inverse.

@@ -1,4 +1,4 @@
-"""What precision "fp8" computes, in PyTorch: the path of CPUs and of kernel="reference"."""
+"""What precisions "fp8" and "nvfp4" compute, in PyTorch: the path of CPUs and of kernel="reference"."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from ..ir.geometry import Geometry
 from ..ir.token_blocks import token_blocks
 from ..ir.visibility import Visibility
 from ..runtime.quantize import shown_keys
-from ..tiers.arithmetic import Fp8
+from ..tiers.arithmetic import Arithmetic, Fp8, Nvfp4
 from ..tiers.attention import Tier, tiered_attention
 from . import reference
 
+ARITHMETIC: dict[str, Arithmetic] = {"fp8": Fp8(), "nvfp4": Nvfp4("fp8")}
+
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, visible: Visibility, scale: float
+    q: Tensor, k: Tensor, v: Tensor, visible: Visibility, scale: float, precision: str
 ) -> tuple[Tensor, Tensor]:
     """(out like q, lse float32 [batch, heads, queries]); all of q, k, v [batch, heads, tokens, d].
 
@@ -31,7 +33,7 @@ def forward(
         dense = visible.whole.to(q.device)[:, None, None, None]
         sparse = torch.where(dense, int(Tier.SKIM), sparse)
     # Blocks are cut from tiles whatever the windows are, which heads share.
-    blocks, arithmetic = token_blocks(geometry), Fp8()
+    blocks, arithmetic = token_blocks(geometry), ARITHMETIC[precision]
     return tiered_attention(q, k, v, sparse, blocks, scale, arithmetic, arithmetic, shown)
 
 
