@@ -205,10 +205,11 @@ def token_of(rows, place, sources_ptr, sixteens, count):
     sixteen = rows >> 4
     if sources_ptr is None:
         return sixteen * 16 + place
-    there = sixteen < sixteens
-    first = tl.load(sources_ptr + 2 * sixteen, mask=there, other=0)
-    number = tl.load(sources_ptr + 2 * sixteen + 1, mask=there, other=0)
-    return tl.where(place < number, first + place, count)
+    else:  # an early return would leave the rest to be compiled
+        there = sixteen < sixteens
+        first = tl.load(sources_ptr + 2 * sixteen, mask=there, other=0)
+        number = tl.load(sources_ptr + 2 * sixteen + 1, mask=there, other=0)
+        return tl.where(place < number, first + place, count)
 
 
 @triton.jit
