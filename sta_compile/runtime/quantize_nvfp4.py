@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import STRIDE_UNIT, KernelSpec, pad_head_dim
+from ..ir.target import Target
 from ..tiers.formats import E2M1_MAX, E4M3_MAX, GROUP
 from .quantize import (
     ALIGNMENT,
@@ -21,7 +22,6 @@ from .quantize import (
     statistics,
     strides,
 )
-from .target import detect
 from .tensors import Nvfp4Tensors, Tensors, stand_ins
 
 BLOCK, KEYS = 32, 64  # rows of q, and of k or v, that a program quantizes
@@ -29,11 +29,13 @@ BYTE = torch.uint8
 
 
 def quantized_nvfp4(
-    tensors: Tensors, geometry: Geometry, scale: float, interpreted: bool = False
+    tensors: Tensors, geometry: Geometry, scale: float, convert: str
 ) -> Nvfp4Tensors:
-    """Of tensors that kernels can read (`is_aligned`). scale: of the scores. interpreted: by Triton's interpreter."""
+    """Of tensors that kernels can read (`is_aligned`). scale: of the scores. convert: as `conversion`, "none" by Triton's
+    interpreter.
+    """
     made, mean = empty_nvfp4(tensors), empty_mean(tensors, padded_columns(tensors))
-    start(_launches(tensors, shown_of(tensors, geometry), made, mean, scale, interpreted))
+    start(_launches(tensors, shown_of(tensors, geometry), made, mean, scale, convert))
     return made
 
 
@@ -41,15 +43,17 @@ def warm_up_nvfp4(spec: KernelSpec, device: int) -> None:
     """Compiles and loads the kernels that calls of a spec need, with and without hidden keys; launches nothing."""
     tensors = stand_ins(replace(spec, contexts=1))
     made, mean = empty_nvfp4(tensors), empty_mean(tensors, padded_columns(tensors))
-    load(lambda shown: _launches(tensors, shown, made, mean, 1.0, False), tensors, device)
+    convert = conversion(spec.arch)
+    load(lambda shown: _launches(tensors, shown, made, mean, 1.0, convert), tensors, device)
 
 
 def padded_columns(tensors: Tensors) -> int:
     return pad_head_dim(tensors.q.shape[3], "nvfp4")
 
 
-def has_fp4(device: torch.device) -> bool:
-    return "fp4" in detect(device).features
+def conversion(arch: int) -> str:
+    """What a GPU has instructions for."""
+    return "fp4" if "fp4" in Target.cuda(arch).features else "fp8"
 
 
 def empty_nvfp4(tensors: Tensors, device: str | torch.device | None = None) -> Nvfp4Tensors:
@@ -85,11 +89,10 @@ def _launches(
     made: Nvfp4Tensors,
     mean: Tensor,
     scale: float,
-    interpreted: bool,
+    convert: str,
 ) -> tuple[Launch, ...]:
     from ..codegen.triton.quantize_nvfp4 import quantize_nvfp4
 
-    convert = "none" if interpreted else "fp4" if has_fp4(tensors.out.device) else "fp8"
     q, k, v, *_ = tensors
     batch, heads, queries, head_dim = q.shape
     kv_heads, tokens = k.shape[1:3]

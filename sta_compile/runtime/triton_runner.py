@@ -10,7 +10,7 @@ from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from ..ir.tiling import Tiling
 from ..ir.window import Window
-from .quantize_nvfp4 import empty_nvfp4, quantized_nvfp4, warm_up_nvfp4
+from .quantize_nvfp4 import conversion, empty_nvfp4, quantized_nvfp4, warm_up_nvfp4
 from .runner import Start
 from .tensors import Nvfp4Tensors, Tensors, stand_ins
 from .triton_bind import bind
@@ -54,12 +54,12 @@ class TritonRunner:
     ) -> Start:
         from ..codegen.triton.build import constants
 
-        low = spec.precision == "nvfp4"
+        low, convert = spec.precision == "nvfp4", conversion(spec.arch)
         binding = bind(spec, empty_nvfp4(tensors, "meta") if low else tensors, geometry, scale)
         start, fixed = binary[(binding.programs, 1, 1)], tuple(constants(spec).values())
 
         def launch(tensors: Tensors) -> None:
-            given = quantized_nvfp4(tensors, geometry, scale) if low else tensors
+            given = quantized_nvfp4(tensors, geometry, scale, convert) if low else tensors
             start(*binding.arguments(given), *fixed)
 
         return launch

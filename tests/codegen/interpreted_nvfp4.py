@@ -93,7 +93,7 @@ class Call:
     def check_bits(self):
         q, k, v = self.given
         k, v = (x.masked_fill(self.hidden, 0) for x in (k, v))
-        made = quantized_nvfp4(self.tensors, self.geometry, SCALE, interpreted=True)
+        made = quantized_nvfp4(self.tensors, self.geometry, SCALE, "none")
         mean = k.sum(2, keepdim=True) / (~self.hidden).sum(2, keepdim=True).clamp(min=1)
         k = (k - mean).masked_fill(self.hidden, 0)
         scales = nvfp4_scale(q, (3,)), nvfp4_scale(k, (2, 3))
