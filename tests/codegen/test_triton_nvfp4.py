@@ -72,8 +72,7 @@ def test_numerics_in_the_interpreter():
     interpret("tests.codegen.interpreted_nvfp4", "all equal the reference")
 
 
-@pytest.mark.parametrize("head_dim", [128, 80])
-@pytest.mark.parametrize("arch", [100, 120])
+@pytest.mark.parametrize(("arch", "head_dim"), [(100, 128), (120, 80)])
 def test_the_kernel_that_quantizes_compiles(arch, head_dim):
     pytest.importorskip("triton")
     from sta_compile.codegen.triton.quantize_nvfp4 import quantize_nvfp4
@@ -84,12 +83,17 @@ def test_the_kernel_that_quantizes_compiles(arch, head_dim):
 
 
 @pytest.mark.parametrize("arch", [100, 120])
-@pytest.mark.parametrize(
-    "flags",  # contexts, lengths, dense, masked, video_masked, head_windows
-    [(0, "", False), (4, "i64", True, True, True, True)],
-)
-def test_flags(arch, flags):
+def test_everything_at_once_fits(arch):
+    """The usual flags are those of `blackwell_specs`."""
     pytest.importorskip("triton")
+    flags = (
+        4,
+        "i64",
+        True,
+        True,
+        True,
+        True,
+    )  # contexts, lengths, dense, masked, video_masked, head_windows
     blocks = nvfp4_choices(arch, 128)[0].blocks
     spec = KernelSpec("triton", "forward", arch, "fp16", 128, blocks, "tma", *flags)
     check_fits(replace(spec, precision="nvfp4"))
