@@ -14,9 +14,9 @@ from .patterns import Sees
 ROWS = 48
 ROWS_OF_A_CHUNK = 512
 LIMITS = {torch.bfloat16: (4e-3, 1e-2), torch.float32: (1e-5, 1e-5)}  # forward, backward
-LIMIT_OF_FP8 = 5.5e-2
+LIMITS_OF_PRECISION = {"fp8": 5.5e-2, "nvfp4": 0.17}
 # The largest error of lse counts by so much: it is that of one row, and rounded scores are off by a part of themselves.
-WEIGHT_OF_LSE = {"native": 1.0, "fp8": 0.2}
+WEIGHT_OF_LSE = {"native": 1.0, "fp8": 0.2, "nvfp4": 0.2}
 
 
 Place = tuple[int, int]  # (sample, head)
@@ -42,7 +42,8 @@ def check(inputs: Inputs, contestant: Contestant) -> float:
     expected = _gradients if w.backward else _outputs
     places = [(sample, head) for sample in range(w.batch) for head in w.unlike_heads]
     worst = max(expected(inputs, place, sees, found) for place in places)
-    limit = LIMITS[inputs.q.dtype][w.backward] if w.precision == "native" else LIMIT_OF_FP8
+    native = LIMITS[inputs.q.dtype][w.backward]
+    limit = LIMITS_OF_PRECISION.get(w.precision, native)
     if not worst <= limit:
         raise WrongResult(
             f"{contestant.name} on {w.name}: relative error {worst:.1e} is over {limit:.0e}; nothing of it is timed"

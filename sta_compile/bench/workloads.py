@@ -155,6 +155,11 @@ FORWARD = (
     replace(W1, name="W1 full fp8", window="full", precision="fp8", peers=("cudnn",)),
     replace(WAN, name="wan 21x45x80 fp8", precision="fp8", peers=("cudnn",)),
 )
+# Only where their precision is asked for by name, as most GPUs don't have it.
+RARE = (
+    replace(W1, name="W1 333 nvfp4", precision="nvfp4", peers=("cudnn",)),
+    replace(W1, name="W1 full nvfp4", window="full", precision="nvfp4", peers=("cudnn",)),
+)
 BACKWARD = tuple(
     replace(w, name=f"{w.name} backward", backward=True, peers=peers)
     for w, peers in (
@@ -175,15 +180,17 @@ SMALL = (
     replace(_TINY, name="small mixed", head_windows=(((1, 3, 3), 1), ((3, 1, 1), 1)), peers=()),
     replace(_TINY, name="small one dense", dense=(True, False), token_major=False, peers=()),
     replace(_TINY, name="small fp8", precision="fp8", peers=()),
+    replace(_TINY, name="small nvfp4", precision="nvfp4", peers=()),
     replace(_TINY, name="small 333 backward", backward=True, peers=(*DENSE, "flex STA")),
 )
 
 
 def workloads(small: bool, only: str, directions: str) -> tuple[Workload, ...]:
     """only: a part of the name. directions: "forward", "backward" or "both". StaError if none has it."""
+    rare = tuple(w for w in RARE if w.precision in only)
     every = [
         w
-        for w in (SMALL if small else (*FORWARD, *BACKWARD))
+        for w in (SMALL if small else (*FORWARD, *rare, *BACKWARD))
         if directions in ("both", "backward" if w.backward else "forward")
     ]
     chosen = tuple(w for w in every if only in w.name)

@@ -27,7 +27,7 @@ needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="for machine
 @pytest.mark.parametrize("workload", SMALL, ids=lambda w: w.name)
 def test_the_operator_is_right(workload):
     inputs = Inputs.make(workload, CPU)
-    limit = 1e-5 if workload.precision == "native" else 5.5e-2
+    limit = {"native": 1e-5, "fp8": 5.5e-2, "nvfp4": 0.17}[workload.precision]
     assert check(inputs, ours(inputs, "auto")) < limit
 
 
@@ -215,6 +215,8 @@ def test_workloads():
     names = [w.name for w in (*FORWARD, *BACKWARD, *SMALL)]
     assert len(set(names)) == len(names)
     assert {w.backward for w in workloads(False, "W1", "backward")} == {True}
+    assert not any("nvfp4" in w.name for w in workloads(False, "W1", "both"))
+    assert len(workloads(False, "nvfp4", "both")) == len(workloads(False, "full nvfp4", "both")) + 1
     assert {w.grid for w in FORWARD} >= {
         (30, 48, 80),
         (21, 45, 80),
