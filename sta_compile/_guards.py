@@ -14,8 +14,8 @@ fits), as it does for a tensor of another shape.
 Private torch APIs, tested on 2.11 and 2.13: TracingContext.guards_context, Guard with a create_fn of one's own,
 GuardBuilder.scope, the source of a graph's input (`node.meta["grapharg"]`), RootGuardManager.add_lambda_guard, which takes
 the user's stack as a third argument from 2.12 on, and of torch._dynamo.variables.invoke_subgraph what it reuses regions by.
-A guard on a source (`ImportSource`, EQUALS_MATCH) would do as well, but it brings an ID_MATCH, which caching_precompile can't
-store.
+A guard on a source (`ImportSource`, EQUALS_MATCH) would do as well, but it brings an ID_MATCH, which caching_precompile
+can't store.
 """
 
 from __future__ import annotations
