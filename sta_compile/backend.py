@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import torch
 import torch.fx
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from .model_call import ModelCall
     from .report import Report
     from .settings import Settings
+
+
+# Models of which a forward has ended a graph before its end.
+_in_parts: WeakSet[torch.nn.Module] = WeakSet()
 
 
 def sta(
@@ -132,7 +137,10 @@ def _compile(
     if report.asked:
         asked = {names[i]: example_inputs[i] for i in report.asked}
         install_tokens_guard(asked, declared_tokens(settings))
-    if report.reason in NOTHING_FOUND and not _torch.is_whole_forward():
+    if ends_at and model is not None:
+        _in_parts.add(model)
+    follows = call is None and model in _in_parts  # a graph of the same forward
+    if report.reason in NOTHING_FOUND and (follows or not _torch.is_whole_forward()):
         report.reason = "this graph is a part of the model, and has no attention over video tokens"
         report.hint = "compile by sta_compile.compile(model), which keeps the model whole, or tells its parts what they need"
         if call is not None:
@@ -165,6 +173,7 @@ def _reset() -> None:
     conventions.clear()
     read_positions.forget()
     warn_once.forget()
+    _in_parts.clear()
     _inductor.reset_cudagraphs()
 
 

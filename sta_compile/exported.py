@@ -65,6 +65,8 @@ def rewrite(
     for module in _torch.graph_modules(gm):
         index_in_python(module)
     gm, report = rewrite_for_device(gm, _values(program, gm), settings, remember=False)
+    if any(p.requires_grad for p in program.parameters()):
+        report.say_of_gradients()
     record(report)
     if not report.replaced:
         return program

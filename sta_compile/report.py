@@ -141,6 +141,18 @@ class Report:
             for site in self.replaced
         ]
 
+    def say_of_gradients(self) -> None:
+        """Of a program whose attention runs in the precision that was asked for only where no gradients are recorded."""
+        self.replaced = [
+            site
+            if site.precision == "native"
+            else replace(
+                site,
+                why_native=f"precision={site.precision!r} runs as 'native' where gradients are recorded",
+            )
+            for site in self.replaced
+        ]
+
     def say_why(self, sites: Collection[RefusedSite], cause: str, hint: str) -> None:
         """Adds what causes the reason of refused sites, if anything is known to; hint: what to do about it."""
 

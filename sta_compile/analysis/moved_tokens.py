@@ -31,7 +31,8 @@ from .token_values import CONSTANT, storage_of
 from .trace_index import is_index
 
 MOVED = Problem(
-    "its tokens are rolled, flipped or picked in another order than the video's",
+    "its tokens are rolled, flipped or picked, or went through an operator that may have moved them: nothing shows them in "
+    "the video's order",
     "attend to them in the order of the video; shifted windows are local already",
 )
 # Their result has the places of those operands that were not moved.

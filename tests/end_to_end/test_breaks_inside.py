@@ -104,3 +104,12 @@ def test_a_break_inside_of_attention_is_said(others):
     sta_compile.compile(sta_compile.restore(model), **OPTIONS)(latent)
     replaced = [site for report in sta_compile.reports() for site in report.replaced]
     assert sum(site.calls for site in replaced) == others + 2
+
+
+def test_a_break_before_attention_is_said_by_the_backend():
+    """Without the whole model there is no telling what attention behind a break is over."""
+    model = TinyVideo()
+    model.blocks[0].attn = Cut(16, 2, 8, 2, sdpa)
+    model.compile(backend="sta", options=OPTIONS)
+    with pytest.warns(UserWarning, match=r"sta_compile\.compile\(model\)"):
+        model(torch.randn(1, CHANNELS, *GRID))

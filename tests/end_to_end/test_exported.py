@@ -88,6 +88,12 @@ def test_noisy_steps_stay_dense() -> None:
     assert relative_error(edited.module()(**clean)[0], case.model(**clean)[0]) > 1e-3
 
 
+def test_a_report_says_where_a_precision_is_not_used() -> None:
+    rewrite(export("wan", 1)[1], OPTIONS, dense_above=None, precision="fp8")
+    (site,) = reports()[-1].replaced
+    assert site.precision == "native" or "where gradients are recorded" in site.why_native
+
+
 def test_what_belongs_to_inductor_is_refused() -> None:
     with torch.no_grad():
         _, program = export("wan")
