@@ -95,9 +95,13 @@ def install_positions_guards(inputs: Mapping[str, Any], read: Mapping[str, Posit
 
 
 def install_no_grid_guards(empty: Mapping[str, Rows]) -> None:
-    """Guards on that inputs, by the expressions that find them, still have no grid in these rows."""
+    """Guards on that inputs, by the expressions that find them, still have no grid in these rows.
+
+    Of those that the frame is given: others, as what a mode on the stack holds, are found by names that guards don't know.
+    """
     for name, rows in empty.items():
-        _add(partial(_no_grid_guard, name=name, rows=rows))
+        if name.startswith("L["):
+            _add(partial(_no_grid_guard, name=name, rows=rows))
 
 
 def _no_grid_guard(builder: Any, guard: Any, name: str, rows: Rows) -> None:
