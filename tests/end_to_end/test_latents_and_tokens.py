@@ -54,7 +54,7 @@ def test_frames_of_a_latent_that_were_picked(frames) -> None:
     model = Prepared(lambda x: x[:, :, frames])
     (variant,) = compile_variants(model, {"latent": latent()}, {"sta": SPARSE}).values()
     if isinstance(frames, list):
-        assert "picked in another order" in variant.report.reason
+        assert "rolled, flipped or picked" in variant.report.reason
     else:
         assert [site.grid for site in variant.report.replaced] == [((T + 1) // 2, H, W)] * 2
 
@@ -100,7 +100,7 @@ def test_tokens_in_no_order_are_named_beside_those_that_are_replaced(mix) -> Non
     (refused,) = variant.report.refused
     assert refused.name == sites[1]
     moved = mix in (merged, parts_reversed)
-    assert ("picked in another order" if moved else NO_ORDER) in refused.reason
+    assert ("rolled, flipped or picked" if moved else NO_ORDER) in refused.reason
 
 
 def columns_cut(model: Middle, x: Tensor) -> Tensor:
