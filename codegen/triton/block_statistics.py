@@ -1,9 +1,9 @@
 """Device code: what blocks of queries and of keys are known by where tiers are chosen (sta_compile/tiers/statistics.py).
 
 A program of `query_statistics` has one row of queries of one head; one of `key_statistics` has a few key blocks of one head
-and adds up their covariances of keys and values. Sums over a compact group of tokens are products with a matrix of zeros
-and ones, on tensor cores. `runs` are (start, length) of blocks in tokens of the video, `groups` the group of each of its
-tokens, `sizes` float32 [blocks, groups].
+and adds up their covariances of keys and values. Each reads its tokens once. Sums over a compact group of tokens are
+products with a matrix of zeros and ones, on tensor cores. `runs` are (start, length) of blocks in tokens of the video,
+`groups` the group of each of its tokens, `sizes` float32 [blocks, groups].
 
 Strides of tokens, heads and samples come in units of UNIT = 8 elements, as in forward.py.
 """
@@ -11,26 +11,31 @@ Strides of tokens, heads and samples come in units of UNIT = 8 elements, as in f
 import triton
 import triton.language as tl
 
-from .quantize import load_rows
+SHRINK = tl.constexpr(2.0**-8)  # squares of numbers below 4000 are finite in fp16
+
+
+@triton.jit
+def load_tokens(base, tokens, stride, end, columns, D: tl.constexpr):
+    """[tokens, columns] as they are, zeros from `end` on; and which of them there are"""
+    inside = tokens < end
+    mask = inside[:, None]
+    if columns.shape[0] != D:
+        mask = mask & (columns[None, :] < D)
+    at = tokens.to(tl.int64)[:, None] * stride + columns[None, :]
+    return tl.load(base + at, mask=mask, other=0.0), inside
 
 
 @triton.jit
 def members(groups_ptr, tokens, inside, GROUPS: tl.constexpr):
-    """bool [tokens, GROUPS]: is a token of a group?"""
+    """bool [GROUPS, tokens]: is a token of a group?"""
     group = tl.load(groups_ptr + tokens, mask=inside, other=255).to(tl.int32)
-    return group[:, None] == tl.arange(0, GROUPS)[None, :]
+    return tl.arange(0, GROUPS)[:, None] == group[None, :]
 
 
 @triton.jit
-def sums(of_group, x):
-    """float32 [GROUPS, columns] of x [tokens, columns]: exact of 16-bit values, of float32 with 11 significant bits."""
-    return tl.dot(tl.trans(of_group.to(x.dtype)), x)
-
-
-@triton.jit
-def of_tokens(of_group, means, dtype: tl.constexpr):
-    """float32 [tokens, columns]: the mean of each token's group, rounded to dtype"""
-    return tl.dot(of_group.to(dtype), means.to(dtype))
+def size_of(x):
+    x = x.to(tl.float32)
+    return tl.sum(tl.sum(x * x, 1), 0)
 
 
 @triton.jit(
@@ -59,7 +64,7 @@ def query_statistics(
     UNIT: tl.constexpr,
 ):
     """first: the video's first query. PADDED: GROUPS, at least 16. LENGTH: of the longest row. means, spread:
-    [samples * heads, rows, GROUPS, D]. size: float32 [samples * heads, rows]."""
+    [samples * heads, GROUPS, rows, D]. size: float32 [samples * heads, rows]."""
     row, head = tl.program_id(0), tl.program_id(1)
     sample = (head // heads).to(tl.int64)
     q_ptr += (sample * batch_stride + (head % heads).to(tl.int64) * head_stride) * UNIT
@@ -67,30 +72,26 @@ def query_statistics(
     start = tl.load(runs_ptr + 2 * row)
     end = start + tl.load(runs_ptr + 2 * row + 1)
     columns, group = tl.arange(0, D_PADDED), tl.arange(0, PADDED)
-    total = tl.zeros([PADDED, D_PADDED], tl.float32)
-    length = 0.0
-    for at in tl.static_range(0, LENGTH, BLOCK):
-        tokens = start + at + tl.arange(0, BLOCK)
-        x, inside = load_rows(q_ptr, tokens, token_stride * UNIT, end, columns, None, D)
-        of_group = members(groups_ptr, tokens, inside, PADDED)
-        total += sums(of_group, x.to(q_ptr.dtype.element_ty))
-        length += tl.sum(tl.sum(x * x, 1), 0)
-    count = tl.load(sizes_ptr + row * GROUPS + group, mask=group < GROUPS, other=0.0)
-    inverse = (1.0 / tl.maximum(count, 1.0))[:, None]
-    means = (total * inverse).to(q_ptr.dtype.element_ty)
+    means = tl.zeros([PADDED, D_PADDED], tl.float32)
     squares = tl.zeros([PADDED, D_PADDED], tl.float32)
     for at in tl.static_range(0, LENGTH, BLOCK):
         tokens = start + at + tl.arange(0, BLOCK)
-        x, inside = load_rows(q_ptr, tokens, token_stride * UNIT, end, columns, None, D)
-        of_group = members(groups_ptr, tokens, inside, PADDED)
-        x -= of_tokens(of_group, means, q_ptr.dtype.element_ty)
-        squares += sums(of_group, x * x)
-    place = (head * rows + row).to(tl.int64)
-    at = (place * GROUPS + group)[:, None] * D + columns[None, :]
+        x, inside = load_tokens(q_ptr, tokens, token_stride * UNIT, end, columns, D)
+        of_group = members(groups_ptr, tokens, inside, PADDED).to(x.dtype)
+        means = tl.dot(of_group, x, means)
+        square = x.to(tl.float32)
+        square = (square * square * SHRINK).to(x.dtype)
+        squares = tl.dot(of_group, square, squares)
+    length = tl.sum(tl.sum(squares, 1), 0) / SHRINK
+    count = tl.load(sizes_ptr + row * GROUPS + group, mask=group < GROUPS, other=0.0)
+    inverse = (1.0 / tl.maximum(count, 1.0))[:, None]
+    means *= inverse
+    spread = tl.maximum(squares * (inverse / SHRINK) - means * means, 0.0)
+    at = ((head * GROUPS + group).to(tl.int64) * rows + row)[:, None] * D + columns[None, :]
     mask = (group < GROUPS)[:, None] & (columns < D)[None, :]
     tl.store(means_ptr + at, means, mask=mask)
-    tl.store(spread_ptr + at, squares * inverse, mask=mask)
-    tl.store(size_ptr + place, length / tl.maximum(end - start, 1))
+    tl.store(spread_ptr + at, spread, mask=mask)
+    tl.store(size_ptr + (head * rows + row).to(tl.int64), length / tl.maximum(end - start, 1))
 
 
 INTEGERS = "kv_heads k_batch k_head k_token v_batch v_head v_token first blocks chunks".split()
@@ -135,52 +136,47 @@ def key_statistics(
     k_ptr += (sample * k_batch + of_sample * k_head + first.to(tl.int64) * k_token) * UNIT
     v_ptr += (sample * v_batch + of_sample * v_head + first.to(tl.int64) * v_token) * UNIT
     columns, group = tl.arange(0, D_PADDED), tl.arange(0, PADDED)
-    dtype: tl.constexpr = k_ptr.dtype.element_ty
     cross = tl.zeros([D_PADDED, D_PADDED], tl.float32)
     every = tl.num_programs(1).to(tl.int64) * blocks
     mask = (group < GROUPS)[:, None] & (columns < D)[None, :]
     for block in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, blocks)):
         start = tl.load(runs_ptr + 2 * block)
         count = tl.load(runs_ptr + 2 * block + 1)
-        size = tl.load(sizes_ptr + block * GROUPS + group, mask=group < GROUPS, other=0.0)
-        inverse = (1.0 / tl.maximum(size, 1.0))[:, None]
-        n = 1.0 / tl.maximum(count, 1).to(tl.float32)
         offsets = tl.zeros([PADDED, D_PADDED], tl.float32)
         between = tl.zeros([PADDED, D_PADDED], tl.float32)
+        size_k, size_v = 0.0, 0.0
         for at in tl.static_range(0, LENGTH, BLOCK):
             tokens = start + at + tl.arange(0, BLOCK)
-            k, inside = load_rows(k_ptr, tokens, k_token * UNIT, start + count, columns, None, D)
-            v, _ = load_rows(v_ptr, tokens, v_token * UNIT, start + count, columns, None, D)
-            of_group = members(groups_ptr, tokens, inside, PADDED)
-            offsets += sums(of_group, k.to(dtype))
-            between += sums(of_group, v.to(dtype))
-        mean_k, mean_v = tl.sum(offsets, 0) * n, tl.sum(between, 0) * n
+            k, inside = load_tokens(k_ptr, tokens, k_token * UNIT, start + count, columns, D)
+            v, _ = load_tokens(v_ptr, tokens, v_token * UNIT, start + count, columns, D)
+            of_group = members(groups_ptr, tokens, inside, PADDED).to(k.dtype)
+            offsets = tl.dot(of_group, k, offsets)
+            between = tl.dot(of_group, v, between)
+            cross = tl.dot(tl.trans(k), v, cross)
+            size_k += size_of(k)
+            size_v += size_of(v)
+        size = tl.load(sizes_ptr + block * GROUPS + group, mask=group < GROUPS, other=0.0)
+        inverse = (1.0 / tl.maximum(size, 1.0))[:, None]
+        n = tl.maximum(count, 1).to(tl.float32)
+        mean_k, mean_v = tl.sum(offsets, 0) / n, tl.sum(between, 0) / n
+        cross -= (n * mean_k)[:, None] * mean_v[None, :]
         there = (size > 0)[:, None]
-        offsets = tl.where(there, offsets * inverse - mean_k[None, :], 0.0).to(dtype)
+        offsets = tl.where(there, offsets * inverse - mean_k[None, :], 0.0)
         between = tl.where(there, between * inverse - mean_v[None, :], 0.0)
+        total = tl.maximum(size_k / n - tl.sum(mean_k * mean_k, 0), 0.0)
+        spread_v = tl.maximum(size_v / n - tl.sum(mean_v * mean_v, 0), 0.0)
+        between_k = tl.sum(tl.sum(offsets * offsets, 1) * size, 0) / n
+        between_v = tl.sum(tl.sum(between * between, 1) * size, 0) / n
         place = (head * blocks + block).to(tl.int64)
         tl.store(mean_k_ptr + place * D + columns, mean_k, mask=columns < D)
         tl.store(mean_v_ptr + place * D + columns, mean_v, mask=columns < D)
         at = (head * GROUPS + group).to(tl.int64) * blocks + block
         tl.store(offsets_ptr + at[:, None] * D + columns[None, :], offsets, mask=mask)
-        total, rest, spread_v = 0.0, 0.0, 0.0
-        for at in tl.static_range(0, LENGTH, BLOCK):
-            tokens = start + at + tl.arange(0, BLOCK)
-            k, inside = load_rows(k_ptr, tokens, k_token * UNIT, start + count, columns, None, D)
-            v, _ = load_rows(v_ptr, tokens, v_token * UNIT, start + count, columns, None, D)
-            of_group = members(groups_ptr, tokens, inside, PADDED)
-            k = tl.where(inside[:, None], k - mean_k[None, :], 0.0)
-            v = tl.where(inside[:, None], v - mean_v[None, :], 0.0)
-            total += tl.sum(tl.sum(k * k, 1), 0)
-            spread_v += tl.sum(tl.sum(v * v, 1), 0)
-            cross += tl.dot(tl.trans(k.to(dtype)), v.to(dtype))
-            k -= of_tokens(of_group, offsets, dtype)
-            rest += tl.sum(tl.sum(k * k, 1), 0)
         numbers = numbers_ptr + place
-        tl.store(numbers, total * n)
-        tl.store(numbers + every, rest * n)
-        tl.store(numbers + 2 * every, spread_v * n)
-        tl.store(numbers + 3 * every, tl.sum(tl.sum(between * between, 1) * size, 0) * n)
+        tl.store(numbers, total)
+        tl.store(numbers + every, tl.maximum(total - between_k, 0.0))
+        tl.store(numbers + 2 * every, spread_v)
+        tl.store(numbers + 3 * every, tl.minimum(between_v, spread_v))
     square = tl.arange(0, D_PADDED)[:, None] * D_PADDED + columns[None, :]
     cross_ptr += (head * chunks + chunk).to(tl.int64) * (D_PADDED * D_PADDED)
     tl.store(cross_ptr + square, cross)

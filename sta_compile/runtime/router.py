@@ -5,7 +5,7 @@ Nothing waits for the GPU, and each run gives the same bits. The reference is st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import STRIDE_UNIT, pad_head_dim
+from ..tiers.calibrate import price_of_error, price_of_speedup
 from ..tiers.predict import Predicted
 from ..tiers.router import PADDING, Costs, Routing
 from ..tiers.statistics import Partition
@@ -20,15 +21,15 @@ from ..tiers.statistics import Partition
 TOKENS = 64  # queries or keys whose statistics a program takes at a time
 LEAST_GROUPS = 16  # rows of a product on tensor cores
 PARTS = 32  # about so many programs add up the covariance of a head
-ROWS, BLOCK = 16, 64  # rows of queries and key blocks at a time
-BLOCK_CHOSEN, TILES = 32, 4  # in `choose`, and how many times
+ROWS, BLOCK = 64, 64  # groups of queries, or rows of them, and key blocks of a program
+CENTERS, AVERAGED, LISTED = 64, 16, 1024
+SAMPLED = 16  # rows of each head that a price is found from
 WARPS = 8
-CENTERS, LISTED = 64, 1024
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of queries: means, spread [batch, heads, rows, groups, head_dim]; size [batch, heads, rows].
+    """Of queries: means, spread [batch, heads, groups, rows, head_dim]; size [batch, heads, rows].
 
     Of keys: mean_k, mean_v [batch, kv_heads, blocks, head_dim]; offsets [batch, kv_heads, groups, blocks, head_dim];
     slope [batch, kv_heads, head_dim, head_dim], all in the dtype of q. numbers: float32 [6, batch, kv_heads, blocks];
@@ -61,7 +62,7 @@ def take_statistics(
     batch, heads, _, d = q.shape
     kv_heads, padded = k.shape[1], pad_head_dim(d)
     many, groups = len(rows.runs), rows.sizes.shape[1]
-    means = q.new_empty((batch, heads, many, groups, d))
+    means = q.new_empty((batch, heads, groups, many, d))
     spread, size = torch.empty_like(means), _numbers(q, batch, heads, many)
     of_q, of_k, of_v = ([s // STRIDE_UNIT for s in x.stride()[:3]] for x in (q, k, v))
     block_statistics.query_statistics[(many, batch * heads)](
@@ -103,72 +104,110 @@ def choose_tiers(
     scale: float,
     rows: Partition,
     blocks: Partition,
-    price: float,
+    price: float | Tensor,
     costs: Costs,
     inside: Tensor | None = None,
     predicted: Predicted | None = None,
 ) -> Routing:
-    """The lists of a price. k, v: the whole sequences, of which keys beside the video are read; shown: bool [batch, keys].
+    """The lists of a price, a number or float32 [1].
 
-    inside: uint8 [1 or heads, rows, blocks], pairs that a window shows; None for all. predicted: memory for what is
-    predicted. What is behind the counts in `Routing.order` is not written. Of dense samples all is meaningless.
+    k, v: the whole sequences, of which keys beside the video are read; shown: bool [batch, keys]. inside: uint8 [1 or
+    heads, rows, blocks], pairs that a window shows; None for all. predicted: memory for what is predicted. What is behind
+    the counts in `Routing.order` is not written. Of dense samples all is meaningless.
     """
     from ..codegen.triton import masses, route
 
-    batch, heads, many, q_groups, d = found.means.shape
+    batch, heads, q_groups, many, d = found.means.shape
     kv_heads, k_groups, columns = found.offsets.shape[1:4]
     padded, share = pad_head_dim(d), heads // kv_heads
-    gain = found.means.new_empty((batch, heads, many * q_groups, columns), dtype=torch.float16)
-    uneven = torch.empty_like(gain)
-    total = _numbers(gain, batch, heads, many * q_groups)
-    product, own = torch.empty_like(found.means), torch.empty_like(total)
-    out = found.means.new_empty((batch, heads, many, d))
-    energy = _numbers(gain, batch, heads, many)
-    of_k, of_v = ([s // STRIDE_UNIT for s in x.stride()[:3]] for x in (k, v))
-    wide = -(-columns // PADDING) * PADDING
-    tiles = -(-many // ROWS)
-    masses.gains[(-(-columns // BLOCK), tiles, batch * heads)](
+    sheets = -(-columns // PADDING)
+    wide = sheets * PADDING
+    samples, tiles = batch * heads, -(-many // ROWS)
+    gain, uneven = (
+        found.means.new_empty((samples, q_groups * many, wide), dtype=torch.float16)
+        for _ in range(2)
+    )
+    masses.gains[(-(-columns // BLOCK), -(-many * q_groups // ROWS), samples)](
         *(found.means, found.size, found.offsets, found.numbers, blocks.runs, blocks.sizes),
-        *(gain, uneven, scale, share, many, columns),
-        *(d, padded, q_groups, k_groups, ROWS * q_groups, BLOCK),
-        num_warps=WARPS,
-    )
-    masses.attend[(tiles, batch * heads)](
-        *(found.means, found.spread, rows.runs, rows.sizes, found.mean_k, found.mean_v),
-        *(
-            found.slope,
-            blocks.runs,
-            found.center,
-            k,
-            v,
-            None if shown is None else shown.view(torch.uint8),
-        ),
-        *(gain, total, product, own, out, energy, scale, heads, share, many, columns),
-        *(geometry.video_key, geometry.context_keys, geometry.tiling.tokens, k.shape[2]),
-        *(*of_k, *of_v, d, padded, q_groups, ROWS, BLOCK, STRIDE_UNIT),
-        num_warps=WARPS,
-    )
-    mean = (energy @ rows.lengths).sum(1).clamp(min=1e-30)
-    unit = mean * (rows.longest / (heads * rows.tokens))
-    tiers = torch.empty((batch, heads, many, columns), dtype=torch.uint8, device=gain.device)
-    bias = _numbers(gain, batch, heads, many, wide)
-    one = price / columns
-    route.choose[(-(-wide // (BLOCK_CHOSEN * TILES)), tiles, batch * heads)](
-        *(found.means, found.spread, found.size, rows.runs, rows.sizes, found.mean_k, found.mean_v),
-        *(found.numbers, blocks.runs, found.center, gain, uneven, total, product, own, out, unit),
-        *(inside, tiers, bias),
-        *((None, None) if predicted is None else (predicted.skip, predicted.skim)),
-        *(scale, one * (costs.refine - costs.skip), one * (costs.skim - costs.skip)),
-        *(one * (costs.refine - costs.skim), heads, share, many, columns, wide),
-        *(1 if inside is None else len(inside), d, padded, q_groups, k_groups),
-        *(ROWS, BLOCK_CHOSEN, TILES),
+        *(gain, uneven, scale, share, many, columns, sheets),
+        *(d, padded, q_groups, k_groups, ROWS, BLOCK, PADDING),
         num_warps=WARPS,
         num_stages=2,
     )
-    order = torch.empty(tiers.shape, dtype=torch.int32, device=gain.device)
+    product, out = torch.empty_like(found.means), torch.empty_like(found.means)
+    total, own = (_numbers(gain, samples, q_groups * many) for _ in range(2))
+    of_k, of_v = ([s // STRIDE_UNIT for s in x.stride()[:3]] for x in (k, v))
+    flags = None if shown is None else shown.view(torch.uint8)
+    masses.attend[(-(-many * q_groups // ROWS), samples)](
+        *(found.means, found.spread, found.mean_k, found.mean_v, found.slope, blocks.runs),
+        *(found.center, k, v, flags, gain, total, product, own, out, scale),
+        *(heads, share, many, columns, sheets),
+        *(geometry.video_key, geometry.context_keys, geometry.tiling.tokens, k.shape[2]),
+        *(*of_k, *of_v, d, padded, q_groups, ROWS, BLOCK, PADDING, STRIDE_UNIT),
+        num_warps=WARPS,
+    )
+    mean = found.means.new_empty((batch, heads, many, d))
+    length, energy = (_numbers(gain, batch, heads, many) for _ in range(2))
+    masses.average[(-(-many // AVERAGED), samples)](
+        *(out, rows.runs, rows.sizes, mean, length, energy, many, d, padded, q_groups, AVERAGED)
+    )
+    unit = energy.sum((1, 2)).clamp(min=1e-30) * (rows.longest / heads) / rows.lengths.sum()
+    tiers = torch.empty((samples, many, wide), dtype=torch.uint8, device=gain.device)
+    bias = _numbers(gain, batch, heads, many, wide)
+    if not isinstance(price, Tensor):
+        price = torch.full((1,), price, dtype=torch.float32, device=gain.device)
+    differences = costs.refine - costs.skip, costs.skim - costs.skip, costs.refine - costs.skim
+    route.choose[(wide // BLOCK, tiles, samples)](
+        *(found.means, found.spread, found.size, rows.runs, rows.sizes, found.mean_k, found.mean_v),
+        *(found.numbers, blocks.runs, found.center, gain, uneven, total, product, own),
+        *(mean, length, unit, price, inside, tiers, bias),
+        *((None, None) if predicted is None else (predicted.skip, predicted.skim)),
+        *(scale, *(each / columns for each in differences), heads, share, many, columns, sheets),
+        *(1 if inside is None else len(inside), d, padded, q_groups, k_groups),
+        *(ROWS, BLOCK, PADDING),
+        num_warps=WARPS,
+    )
+    order = torch.empty((batch, heads, many, columns), dtype=torch.int32, device=gain.device)
     counts = torch.empty((batch, heads, many, 2), dtype=torch.int32, device=gain.device)
-    route.list_blocks[(batch * heads * many,)](tiers, order, counts, columns, LISTED)
+    route.list_blocks[(samples * many,)](tiers, order, counts, columns, sheets, LISTED, PADDING)
     return Routing(order, counts, bias)
+
+
+def price_of(
+    found: Statistics,
+    k: Tensor,
+    v: Tensor,
+    shown: Tensor | None,
+    geometry: Geometry,
+    scale: float,
+    rows: Partition,
+    blocks: Partition,
+    costs: Costs,
+    inside: Tensor | None = None,
+    speedup: float | None = None,
+    max_error: float | None = None,
+) -> Tensor:
+    """float32 [1]: the price of a speedup, or else of an error, as predicted for some rows of this call (calibrate.py).
+
+    Arguments as of `choose_tiers`.
+    """
+    step = max(1, len(rows.runs) // SAMPLED)
+    few = rows.every(step)
+    some = replace(
+        found,
+        means=found.means[:, :, :, ::step].contiguous(),
+        spread=found.spread[:, :, :, ::step].contiguous(),
+        size=found.size[:, :, ::step].contiguous(),
+    )
+    seen = None if inside is None else inside[:, ::step].contiguous()
+    batch, heads = found.means.shape[:2]
+    shape = batch, heads, len(few.runs), len(blocks.runs)
+    predicted = Predicted(*(_numbers(k, *shape) for _ in range(3)))
+    choose_tiers(some, k, v, shown, geometry, scale, few, blocks, 0.0, costs, seen, predicted)
+    pairs = None if seen is None else seen.bool()
+    if speedup is not None:
+        return price_of_speedup([predicted], speedup, costs, pairs)
+    return price_of_error([predicted], max_error or 0.0, costs, pairs)
 
 
 def _numbers(like: Tensor, *sizes: int) -> Tensor:
@@ -185,6 +224,7 @@ def kernels() -> tuple[Any, ...]:
         masses.centers,
         masses.gains,
         masses.attend,
+        masses.average,
         route.choose,
         route.list_blocks,
     )

@@ -66,8 +66,9 @@ def predict(
     out = (parts[..., None] * found.out).sum(3, keepdim=True)
     apart = length - 2 * torch.einsum("bhrqd,bhkd->bhrqk", out, mean_v)
     apart = (apart + out.square().sum(-1, keepdim=True)).clamp(min=0)  # |mean_v - out|^2
-    bias = found.gain.clamp(max=LARGEST_BIAS)
-    lost = 1 - (bias - found.gain).exp()
+    gain = (parts[..., None] * found.gain).sum(3, keepdim=True)
+    bias = gain.clamp(max=LARGEST_BIAS)
+    lost = 1 - (bias - gain).exp()
     skip = between_v * (found.uneven_groups - 1) / max(groups - 1, 1) + lost.square() * apart
     skip = skip + (spread_v - between_v) * (found.uneven - found.uneven_groups) / n
     size = queries.size[..., None, None] * scale**2 / mean_v.shape[-1]
@@ -82,7 +83,7 @@ def predict(
     return Predicted(
         (squared * skip).sum(3),
         (squared * skim).sum(3),
-        (parts[..., None] * bias).sum(3) + blocks.lengths.log(),
+        bias[:, :, :, 0] + blocks.lengths.log(),
     )
 
 
@@ -123,8 +124,7 @@ def masses(
     of_group = (n / blocks.sizes.shape[1]).clamp(min=1)
     within = scale**2 / q.shape[-1] * queries.size[..., None, None] * rest
     gain_within = log_of_mean(within, of_group)
-    uneven_within = (log_of_mean(4 * within, of_group) - 2 * gain_within).clamp(min=0)
-    uneven_within = uneven_within.minimum(of_group.log())
+    uneven_within = within.minimum(of_group.log())
 
     mean = scale * torch.einsum("bhrqd,bhkd->bhrqk", q, mean_k)
     apart = scale * torch.einsum("bhrqd,bhgkd->gbhrqk", q, offsets)
@@ -183,12 +183,8 @@ def noise_of_keys(keys: KeyStatistics, blocks: Partition) -> Tensor:
 
 
 def log_of_mean(variance: Tensor, n: Tensor) -> Tensor:
-    """ln of the mean of exp over n numbers of mean 0 and a variance, as of normal ones; beyond a variance of 2 ln n, where
-    the largest of n numbers makes the sum, the line that goes on from there: sqrt(2 variance ln n) - ln n."""
-    log_n = n.log()
-    return torch.where(
-        variance <= 2 * log_n, variance / 2, (2 * variance * log_n).sqrt() - log_n
-    ).clamp(min=0)
+    """ln of the mean of exp over n numbers of mean 0 and a variance, as of normal ones; at most ln n."""
+    return (variance / 2).minimum(n.log())
 
 
 def _read_context(

@@ -7,7 +7,7 @@ multiply by `KeyStatistics.mean_k` and `mean_v`, so these are in the dtype of q.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -49,6 +49,12 @@ class Partition:
         longest = max(length for _, length in runs)
         return Partition(
             table.to(device), of_tokens.to(device), sizes.to(device), longest, len(token)
+        )
+
+    def every(self, step: int) -> Partition:
+        """Of these blocks every `step`-th."""
+        return replace(
+            self, runs=self.runs[::step].contiguous(), sizes=self.sizes[::step].contiguous()
         )
 
     @property

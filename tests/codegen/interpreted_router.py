@@ -13,15 +13,18 @@ from sta_compile.ir.runs import Run
 from sta_compile.ir.tiling import Tiling
 from sta_compile.ir.window import Window
 from sta_compile.ops.arguments import geometry_of
-from sta_compile.runtime.router import choose_tiers, take_statistics
+from sta_compile.runtime import router as launches
+from sta_compile.runtime.router import choose_tiers, price_of, take_statistics
 from sta_compile.tiers import router
 from sta_compile.tiers.attention import Tier
+from sta_compile.tiers.calibrate import price_of_error, price_of_speedup
 from sta_compile.tiers.inside import inside_window
 from sta_compile.tiers.predict import Context, Predicted, predict
 from sta_compile.tiers.router import Costs
 from sta_compile.tiers.statistics import Partition, key_statistics, query_statistics
 
 SCALE, COSTS = 0.2, Costs()
+launches.SAMPLED = 1000
 
 
 def runs_of(tiling: Tiling, size: int) -> tuple[Run, ...]:
@@ -75,8 +78,7 @@ def run(grid, tiles, roles, segments, heads, d, sizes, groups, window, price, se
     of_q, of_k = query_statistics(video[0], rows), key_statistics(*video[1:], blocks)
     some = rows.lengths > 0
     for found, expected in (
-        (made.means, of_q.groups),
-        (made.spread, of_q.spread),
+        (made.means.transpose(2, 3), of_q.groups),
         (made.size, of_q.size),
         (made.mean_k, of_k.mean_k),
         (made.mean_v, of_k.mean_v),
@@ -88,6 +90,7 @@ def run(grid, tiles, roles, segments, heads, d, sizes, groups, window, price, se
         (made.numbers[3], of_k.between_v),
     ):
         near(found, expected, 2e-3)
+    near(made.spread.transpose(2, 3), of_q.spread, 2e-2)  # from squares in 16 bits
 
     context = Context(*(x[:, :, beside] for x in (k, v)), shown[:, beside])
     expected = predict(of_q, of_k, rows, blocks, SCALE, context)
@@ -108,6 +111,11 @@ def run(grid, tiles, roles, segments, heads, d, sizes, groups, window, price, se
     skipped = lists.bias > -torch.inf
     assert torch.equal(routing.bias > -torch.inf, skipped)
     near(routing.bias[skipped], lists.bias[skipped], 2e-3)
+    # With so few rows all of them are sampled.
+    of_price = made, k, v, shown, geometry, SCALE, rows, blocks, COSTS, inside.view(torch.uint8)
+    for name, find in (("speedup", price_of_speedup), ("max_error", price_of_error)):
+        found = price_of(*of_price, **{name: 1.5})
+        torch.testing.assert_close(found, find([known], 1.5, COSTS, inside))
     return [
         float((tiers[:, :, some] == tier).float().mean())
         for tier in (Tier.SKIP, Tier.SKIM, Tier.REFINE)

@@ -35,7 +35,10 @@ def test_the_router_is_its_reference_in_the_interpreter():
     assert "the router is its reference" in done.stdout
 
 
-FP32 = "sizes_ptr row_sizes_ptr size_ptr numbers_ptr cross_ptr center_ptr total_ptr own_ptr energy_ptr unit_ptr bias_ptr"
+FP32 = (
+    "sizes_ptr row_sizes_ptr size_ptr numbers_ptr cross_ptr center_ptr total_ptr own_ptr unit_ptr "
+    "bias_ptr out_size_ptr price_ptr"
+)
 POINTERS = {
     **dict.fromkeys(FP32.split(), "*fp32"),
     **dict.fromkeys(("runs_ptr", "row_runs_ptr", "order_ptr", "counts_ptr"), "*i32"),
@@ -43,8 +46,7 @@ POINTERS = {
     **dict.fromkeys(("gain_ptr", "uneven_ptr"), "*fp16"),
     **dict.fromkeys(("scale", "refine_skip", "skim_skip", "refine_skim"), "fp32"),
 }
-SIZES = {"D": 128, "D_PADDED": 128, "Q_GROUPS": 4, "K_GROUPS": 8, "ROWS": 16, "M": 64, "UNIT": 8}
-BLOCK = {"gains": 64, "attend": 64, "choose": 32, "key_statistics": 64, "query_statistics": 64}
+SIZES = {"D": 128, "D_PADDED": 128, "Q_GROUPS": 4, "K_GROUPS": 8, "ROWS": 64, "M": 64, "UNIT": 8}
 OF_STATISTICS = {"GROUPS": 8, "PADDED": 16, "LENGTH": 128, "CHUNK": 29}
 ABSENT = ("skip_ptr", "skim_ptr")
 
@@ -60,7 +62,7 @@ def test_kernels_of_the_router_compile(kernel):
 
     function = {each.fn.__name__: each for each in kernels()}[kernel]
     order = {name: index for index, name in enumerate(function.arg_names)}
-    fixed = SIZES | OF_STATISTICS | {"TILES": 4, "BLOCK": BLOCK[kernel]} | dict.fromkeys(ABSENT)
+    fixed = SIZES | OF_STATISTICS | {"WIDTH": 128, "BLOCK": 64} | dict.fromkeys(ABSENT)
     fixed = {name: value for name, value in fixed.items() if name in order}
 
     def kind(name: str) -> str:

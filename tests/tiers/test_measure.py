@@ -80,5 +80,5 @@ def test_a_bound_of_errors_is_kept_where_they_add_up(leaning):
 
     factor, error, expected = measured(1.0)
     assert factor * expected == pytest.approx(error**2, rel=1e-3)
-    price = price_of_error([predicted], error / 3, Costs(), excesses=[factor])
+    price = float(price_of_error([predicted], error / 3, Costs(), excesses=[factor]))
     assert error / 8 < measured(price)[1] < 0.6 * error

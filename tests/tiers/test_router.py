@@ -256,26 +256,31 @@ def test_grouped_heads_are_repeated_heads():
         torch.testing.assert_close(x, y)
 
 
-def test_calibrated_prices_keep_their_promise():
+@pytest.mark.parametrize("windowed", [False, True])
+def test_calibrated_prices_keep_their_promise(windowed):
     many = [predictions(seed) for seed in range(3)]
-    for speedup in (1.5, 3.0, 10.0):
-        price = price_of_speedup(many, speedup, COSTS)
-        costs = [
-            torch.stack([costs_of(choose_tiers(x, p, COSTS), COSTS).mean() for x in many]).mean()
-            for p in (price, price * 0.999)
-        ]
-        assert costs[0] * speedup <= 1 + 1e-5 < costs[1] * speedup + 2e-5
-    for error in (1e-3, 1e-1, 10.0):
-        price = price_of_error(many, error, COSTS)
-        errors = [
-            torch.stack([error_of(choose_tiers(x, p, COSTS), x).mean() for x in many]).mean().sqrt()
-            for p in (price, price * 1.001)
-        ]
-        assert errors[0] <= error * (1 + 1e-5)
-        assert errors[1] > error
-    outside = torch.zeros(1, 5, 37, dtype=torch.bool)
-    assert price_of_error(many, 1e-3, COSTS, outside) == 0
+    inside = torch.rand(2, 5, 37, generator=torch.manual_seed(0)) < 0.6 if windowed else None
+
+    def outcome(price: Tensor) -> tuple[float, float]:
+        tiers = [choose_tiers(each, float(price), COSTS, inside) for each in many]
+        cost = torch.stack([costs_of(each, COSTS).mean() for each in tiers]).mean()
+        errors = [error_of(*both).mean() for both in zip(tiers, many, strict=True)]
+        return float(cost), float(torch.stack(errors).mean().sqrt())
+
+    for speedup in (2.0, 3.0, 10.0):
+        price = price_of_speedup(many, speedup, COSTS, inside)
+        assert outcome(price)[0] * speedup <= 1 + 1e-5
+        if price > 1e-20:  # else what makes no error is enough
+            assert outcome(price * 0.999)[0] * speedup > 1 - 2e-3
+    hidden = outcome(torch.zeros(()))[1]
+    for error in (1e-2, 1e-1, 10.0):
+        price = price_of_error(many, hidden + error, COSTS, inside)
+        assert outcome(price)[1] <= (hidden + error) * (1 + 1e-4)
+        assert outcome(price * 1.001)[1] > hidden + error - 1e-4
+    assert price_of_error(many, 1e9, COSTS, inside) > 1e9
     assert price_of_speedup(many, 1.0, COSTS) == 0
+    if windowed:
+        assert price_of_error(many, hidden / 2, COSTS, inside) == 0
     with pytest.raises(StaError, match="skipping every block"):
         price_of_speedup(many, 100.0, COSTS)
     with pytest.raises(StaError, match="pass a positive one"):
