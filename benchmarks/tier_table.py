@@ -40,6 +40,7 @@ from sta_compile.errors import StaError, ends_in_a_line
 from sta_compile.ir.attention_spec import AttentionSpec, Triple
 from sta_compile.ir.geometry import Geometry
 from sta_compile.ir.tiling import Tiling
+from sta_compile.ir.trade import EXACT, Trade
 from sta_compile.ir.window import Window
 from sta_compile.planning.choose_tiles import plan_attention
 from sta_compile.runtime import tiered
@@ -145,7 +146,7 @@ def windows(layer: Layer) -> Iterator[Way]:
     yield Way("dense", "bf16", lambda: layer.call(spec))
     yield Way("fp8", "", lambda: layer.call(replace(spec, precision="fp8")))
     for price in PRICES:
-        whole = replace(spec, precision="tiered", price=price)
+        whole = replace(spec, precision="tiered", trade=Trade(price))
         yield Way("tiers, whole calls", f"{price:g}", lambda whole=whole: layer.call(whole))
     for kept in ((1, 1, 1), (3, 1, 1), (3, 3, 1), (3, 3, 3), (5, 3, 3), (5, 5, 3), (5, 5, 5)):
         window = tuple(min(a, b) for a, b in zip(kept, n, strict=True))
@@ -169,7 +170,7 @@ class Routed:
         self.start = start_of_tiers(spec, binary, self.tensors, self.plan, layer.scale)
         self.made = quantized(self.tensors, geometry, layer.scale, sources=self.plan.sources)
         self.keys, self.predicted, _ = tiered.routed(
-            *self.tensors[:3], self.plan, None, layer.scale, 0.0
+            *self.tensors[:3], self.plan, None, layer.scale, EXACT
         )
 
     def way(self, name: str, setting: str, tiers: Tensor, plain: bool = False) -> Way:

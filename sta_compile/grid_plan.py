@@ -18,6 +18,7 @@ from .analysis.propagate_layout import LayoutPlan, propagate_layout
 from .analysis.trace_dims import DimTrace
 from .errors import InvalidOptionError
 from .ir.attention_spec import AttentionSpec, HeadTriples, Triple, is_per_head
+from .ir.trade import Trade
 from .planning.choose_tiles import Plan, plan_attention
 from .planning.cut_layout import LayoutConflict
 from .report import ReplacedSite
@@ -82,7 +83,7 @@ class GridPlan:
     def spec(self, roles: Sequence[str]) -> str:
         """Text of the AttentionSpec for attentions whose segments have these roles."""
         settings, precision = self.settings, self.precision
-        price = settings.price if precision == "tiered" else 0.0
+        trade = settings.trade if precision == "tiered" else Trade()
         common = AttentionSpec(
             roles=tuple(roles),
             request=settings.window,
@@ -90,7 +91,7 @@ class GridPlan:
             min_tokens=settings.min_tokens,
             kernel=settings.kernel,
             precision=precision,
-            price=price,
+            trade=trade,
         )
         if self.plan is None:
             return common.text()

@@ -111,6 +111,20 @@ def count(value: Any) -> int:
     return number
 
 
+def optional_number(least: float, most: float) -> Reader:
+    """A number over `least`, at most `most`, or None."""
+
+    def read(value: Any) -> float | None:
+        if value is None or (isinstance(value, str) and value.strip().lower() in _NONE):
+            return None
+        number = float(value)
+        if isinstance(value, bool) or not least < number <= most:
+            raise ValueError
+        return number
+
+    return read
+
+
 def price(value: Any) -> float:
     """A finite number, at least 0."""
     number = float(value)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .ir.attention_spec import Triple
+from .ir.trade import Trade
 from .report import RefusedSite, ReplacedSite, Report, numbered
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def _what_was_done(report: Report, part: bool) -> str:
         why = next((site.why_exact for site in sites if site.why_exact), "")
         parts = [f"{head} keep every pair: exact" + (f" ({why})" if why else "")]
     elif any(site.precision == "tiered" for site in sites):
-        inside = f"{_kept(sites)} in tiers at price {report.settings.get('price'):g}"
+        inside = f"{_kept(sites)} in tiers at {_trade(report.settings)}"
         parts = [f"{head} read {inside}", _dense(report), 'precision="native" has no tiers']
     else:
         parts = [f"{head} keep {_kept(sites)}", _dense(report), 'window="full" is exact']
@@ -67,6 +68,12 @@ def _kept(sites: Iterable[ReplacedSite]) -> str:
         return "the share of pairs that the grid gives"
     low, high = percent(min(shares)), percent(max(shares))
     return f"{low} of pairs" if low == high else f"{low} to {high} of pairs"
+
+
+def _trade(settings: Mapping[str, Any]) -> str:
+    trade = Trade(*(settings[name] for name in ("price", "speedup", "max_error")))
+    name, value = str(trade).split("=")
+    return f"{name} {float(value):g}"
 
 
 def _dense(report: Report) -> str:

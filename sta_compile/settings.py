@@ -21,6 +21,7 @@ from . import option_values as read
 from .errors import InvalidOptionError, UnknownOptionError
 from .ir.attention_spec import PRECISIONS, Triple, WindowRequest
 from .ir.target import SHARED_MEMORY
+from .ir.trade import MOST_SPEEDUP, Trade
 
 ENV_PREFIX = "STA_"
 
@@ -120,6 +121,20 @@ class Settings:
         "is slower and closer to the model; 0 reads every key as it is. Blocks outside of the window are read as their "
         "means.",
     )
+    speedup: float | None = _option(
+        None,
+        read.optional_number(0.999, MOST_SPEEDUP),
+        f"a number from 1 to {MOST_SPEEDUP:g}, or None",
+        'With precision="tiered", instead of `price`: how many times as fast keys of the video are read as all of them in '
+        "the model's dtype. Each call finds its price, from what is predicted for some of its queries.",
+    )
+    max_error: float | None = _option(
+        None,
+        read.optional_number(0.0, 1e9),
+        "a positive number, or None",
+        'With precision="tiered", instead of `price`: the relative error of attention, root mean square, as it is '
+        "predicted. Whole outputs err by up to some times as much.",
+    )
     layout: str = _option(
         "graph",
         read.one_of("graph", "site"),
@@ -143,6 +158,17 @@ class Settings:
                 f"dense_below={self.dense_below} is over dense_above={above}, so every step would "
                 'be dense; lower dense_below, or pass window="full" for exact attention'
             )
+        asked = {"price": self.price != OPTIONS["price"].default}
+        asked |= {name: getattr(self, name) is not None for name in ("speedup", "max_error")}
+        if sum(asked.values()) > 1:
+            raise InvalidOptionError(
+                f"{' and '.join(name for name in asked if asked[name])} can't all be kept; pass one of them"
+            )
+
+    @property
+    def trade(self) -> Trade:
+        """For precision="tiered"."""
+        return Trade(self.price, self.speedup, self.max_error)
 
     @staticmethod
     def resolve(options: Mapping[str, Any] | None = None) -> tuple[Settings, dict[str, Any]]:

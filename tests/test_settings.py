@@ -21,6 +21,8 @@ NAMES = [
     "kernel",
     "precision",
     "price",
+    "speedup",
+    "max_error",
     "layout",
     "strict",
 ]

@@ -13,12 +13,12 @@ self-describing and versioned, and it names no length, batch size or GPU:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import StaError
+from .trade import EXACT, Trade
 
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
@@ -44,7 +44,7 @@ class AttentionSpec:
     kernel: "auto", "cutlass", "triton" or "reference".
     choice: what mode="max-autotune" measured to be the fastest of these (KernelSpec.choice), or "".
     precision: of the products, "native", "fp8", "nvfp4" or "tiered".
-    price: with "tiered", the relative squared error that a dense attention's worth of time must take off (tiers/router.py).
+    trade: with "tiered", how much error is traded for time.
     """
 
     roles: tuple[str, ...]
@@ -56,7 +56,7 @@ class AttentionSpec:
     kernel: str = "auto"
     choice: str = ""
     precision: str = "native"
-    price: float = 0.0
+    trade: Trade = EXACT
 
     def __post_init__(self) -> None:
         if self.roles.count("video") != 1 or set(self.roles) - {"video", "context", "keys"}:
@@ -74,9 +74,6 @@ class AttentionSpec:
             raise StaError(
                 f"precision {self.precision!r} is not known; pass one of {', '.join(PRECISIONS)}"
             )
-
-        if not 0 <= self.price < math.inf:
-            raise StaError(f"price {self.price!r} is not a number of 0 or more; pass one")
 
     @property
     def video(self) -> int:
@@ -98,7 +95,7 @@ class AttentionSpec:
         parts += [f"kernel={self.kernel}"]
         parts += [f"choice={self.choice}"] if self.choice else []
         parts += [f"precision={self.precision}"] if self.precision != "native" else []
-        parts += [f"price={self.price!r}"] if self.precision == "tiered" else []
+        parts += [str(self.trade)] if self.precision == "tiered" else []
         return " ".join(parts)
 
     @staticmethod
@@ -161,7 +158,7 @@ def _parse(text: str) -> AttentionSpec:
             kernel=values["kernel"],
             choice=values.get("choice", ""),
             precision=values.get("precision", "native"),
-            price=float(values.get("price", 0)),
+            trade=Trade.parse(values),
         )
     except (KeyError, ValueError) as error:
         raise StaError(

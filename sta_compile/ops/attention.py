@@ -66,7 +66,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, 
     if launched is not None:
         return launched
     if asked.precision == "tiered":
-        return tiered_reference.forward(q, k, v, visible, call.scale, asked.price)
+        return tiered_reference.forward(q, k, v, visible, call.scale, asked.trade)
     if asked.precision == "native":
         return reference.forward(q, k, v, visible, call.scale)
     return quantized_reference.forward(q, k, v, visible, call.scale, asked.precision)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..codegen.cutlass_blocks import FP8_KEYS, TIER_ROWS
 from ..ir.token_blocks import token_blocks
+from ..ir.trade import Trade
 from ..ir.visibility import Visibility
 from ..runtime.quantize import shown_keys
 from ..runtime.tiered import TierPlan, routed
@@ -16,7 +17,7 @@ from . import reference
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, visible: Visibility, scale: float, price: float
+    q: Tensor, k: Tensor, v: Tensor, visible: Visibility, scale: float, trade: Trade
 ) -> tuple[Tensor, Tensor]:
     """(out like q, lse float32 [batch, heads, queries]); all of q, k, v [batch, heads, tokens, d].
 
@@ -27,7 +28,7 @@ def forward(
     geometry = visible.geometry
     shown = shown_keys(visible, k)
     plan = TierPlan.of(geometry, TIER_ROWS, FP8_KEYS, 0, q.device)
-    keys, predicted, chosen = routed(q, k, v, plan, shown, scale, price)
+    keys, predicted, chosen = routed(q, k, v, plan, shown, scale, trade)
     # Contexts and dense samples have no tiers: all that they read is refined.
     blocks = token_blocks(geometry.with_window(geometry.window), TIER_ROWS, FP8_KEYS)
     of_rows, of_keys = (

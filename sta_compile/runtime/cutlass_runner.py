@@ -10,6 +10,7 @@ import torch
 from ..codegen.cutlass_programs import program_of
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
+from ..ir.trade import EXACT, Trade
 from .build import build
 from .cutlass_backward_bind import bind_gradients
 from .cutlass_bind import Binding, bind_forward, bind_fp8, bind_tiers
@@ -60,13 +61,13 @@ class CutlassRunner:
         tensors: Tensors,
         geometry: Geometry,
         scale: float,
-        price: float = 0.0,
+        trade: Trade = EXACT,
     ) -> Start:
         (function,) = binary.functions.values()
         if spec.precision == "tiered":
             plan = plan_of(spec, tensors, geometry)
             start = start_of_tiers(spec, binary, tensors, plan, scale)
-            return lambda given: start(tiered(given, plan, scale, price))
+            return lambda given: start(tiered(given, plan, scale, trade))
         if spec.precision == "fp8":
             binding = bind_fp8(spec, empty(tensors, device="meta"), geometry, scale)
             launch = _start(spec, binary, function, binding)

@@ -23,6 +23,7 @@ from ..errors import StaError
 from ..ir.attention_spec import AttentionSpec
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
+from ..ir.trade import EXACT, Trade
 from ..ir.visibility import Visibility
 from .driver import current_device
 from .problem import problem_of
@@ -150,7 +151,7 @@ def attention_forward(
     problem = problem_of(tensors, geometry, scale, precision=asked.precision)
     specs, refusals = select(problem, kernel, asked.choice)
     for spec in specs:
-        if spec not in _failed and (start := run(spec, tensors, geometry, scale, asked.price)):
+        if spec not in _failed and (start := run(spec, tensors, geometry, scale, asked.trade)):
             if spec.precision != asked.precision:
                 say(
                     f"precision={asked.precision!r} runs as 'native': {why_native(problem, kernel)}"
@@ -215,14 +216,14 @@ def _result(tensors: Tensors, out: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def run(
-    spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float, price: float = 0.0
+    spec: KernelSpec, tensors: Tensors, geometry: Geometry, scale: float, trade: Trade = EXACT
 ) -> Start | None:
     """Launches on the current stream; None if that is not possible. The result launches again."""
     binary = built(spec, tensors.q.device.index)
     if binary is None:
         return None
     try:
-        start = runner_of(spec.emitter).bind(spec, binary, tensors, geometry, scale, price)
+        start = runner_of(spec.emitter).bind(spec, binary, tensors, geometry, scale, trade)
         on_device(start, tensors.q.device, tensors)
     except Exception as error:
         fail(spec, error)

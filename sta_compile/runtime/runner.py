@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
+from ..ir.trade import EXACT, Trade
 from .tensors import Tensors
 
 # Launches on the current device and stream, on tensors like those it was bound with; may be called from several threads.
@@ -33,9 +34,9 @@ class Runner(Protocol):
         tensors: Tensors,
         geometry: Geometry,
         scale: float,
-        price: float = 0.0,
+        trade: Trade = EXACT,
     ) -> Start:
-        """The tensors are read for their shapes and strides only. price: of kernels with tiers, as in AttentionSpec."""
+        """The tensors are read for their shapes and strides only. trade: of kernels with tiers."""
 
 
 def runner_of(emitter: str) -> Runner:

@@ -12,6 +12,7 @@ from ..codegen.cutlass_blocks import FP8_KEYS
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from ..ir.tiling import Tiling
+from ..ir.trade import EXACT, Trade
 from ..ir.visibility import Visibility
 from ..ir.window import Window
 from ..tiers.inside import inside_window
@@ -21,7 +22,7 @@ from ..tiers.statistics import KEY_GROUPS, QUERY_GROUPS, KeyStatistics, Partitio
 from .cutlass_bind import by_tile
 from .cutlass_problem import thread_blocks
 from .quantize import empty, quantized, shown_keys, sixteens_of
-from .router import choose_tiers, take_statistics
+from .router import choose_tiers, price_of, take_statistics
 from .tensors import DTYPES, QuantizedTensors, Tensors, TieredTensors, may_be_dense
 from .tier_tables import byte_layout, key_blocks, tier_rows
 
@@ -74,7 +75,7 @@ def routed(
     plan: TierPlan,
     shown: Tensor | None,
     scale: float,
-    price: float,
+    trade: Trade,
 ) -> tuple[KeyStatistics, Predicted, Tensor]:
     """As `route`. q, k, v: [batch, heads, tokens, head_dim], of all segments. shown: bool [batch, keys], None for all."""
     geometry = plan.geometry
@@ -93,14 +94,14 @@ def routed(
         plan.rows,
         plan.blocks,
         scale,
-        price,
+        trade,
         COSTS,
         context,
         plan.inside,
     )
 
 
-def tiered(tensors: Tensors, plan: TierPlan, scale: float, price: float) -> TieredTensors:
+def tiered(tensors: Tensors, plan: TierPlan, scale: float, trade: Trade) -> TieredTensors:
     """Of tensors that kernels can read (`is_aligned`). scale: of the scores."""
     geometry = plan.geometry
     masks = tensors.key_lengths, tensors.key_mask, None, tensors.video_mask
@@ -109,6 +110,10 @@ def tiered(tensors: Tensors, plan: TierPlan, scale: float, price: float) -> Tier
     found = take_statistics(q, k, v, geometry, scale, plan.rows, plan.blocks)
     inside = None if plan.inside is None else plan.inside.view(torch.uint8)
     of_plan = geometry, scale, plan.rows, plan.blocks
+    price: float | Tensor = trade.price
+    if trade.speedup is not None or trade.max_error is not None:
+        bound = trade.speedup, trade.max_error
+        price = price_of(found, k, v, shown, *of_plan, COSTS, inside, *bound)
     routing = choose_tiers(found, k, v, shown, *of_plan, price, COSTS, inside)
     means = found.mean_k, found.mean_v, found.slope
     made = quantized(tensors, geometry, scale, sources=plan.sources)
@@ -168,4 +173,5 @@ def warm_up_tiers(spec: KernelSpec, device: int) -> None:
         lse = torch.zeros(shape[:3], device=x.device)
         lengths = torch.zeros(1, 1, dtype=torch.int32, device=x.device) if text else None
         given = Tensors(x, x, x, x, lse, lengths)
-        tiered(given, plan_of(spec, given, geometry), 1.0, 0.0)
+        for trade in (EXACT, Trade(speedup=2.0)):
+            tiered(given, plan_of(spec, given, geometry), 1.0, trade)

@@ -9,6 +9,7 @@ import torch
 from ..ir.geometry import Geometry
 from ..ir.kernel_spec import KernelSpec
 from ..ir.tiling import Tiling
+from ..ir.trade import EXACT, Trade
 from ..ir.window import Window
 from .quantize_nvfp4 import conversion, empty_nvfp4, quantized_nvfp4, warm_up_nvfp4
 from .runner import Start
@@ -50,7 +51,7 @@ class TritonRunner:
         tensors: Tensors,
         geometry: Geometry,
         scale: float,
-        price: float = 0.0,
+        trade: Trade = EXACT,
     ) -> Start:
         from ..codegen.triton.build import constants
 

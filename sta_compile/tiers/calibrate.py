@@ -9,13 +9,16 @@ integers, so each run finds the same price.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import StaError
 from .predict import Predicted
-from .router import Costs
+
+if TYPE_CHECKING:
+    from .router import Costs
 
 _LOWEST = 1e-30  # a price at which what makes no error is skipped
 _HIGHEST = 1e30  # a price at which nothing is worth reading

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..ir.trade import Trade
 from .attention import Tier
+from .calibrate import price_of_error, price_of_speedup
 from .predict import Context, Predicted, predict
 from .statistics import KeyStatistics, Partition, key_statistics, query_statistics
 
@@ -49,7 +51,7 @@ class Routing:
 
 
 def choose_tiers(
-    predicted: Predicted, price: float, costs: Costs, inside: Tensor | None = None
+    predicted: Predicted, price: float | Tensor, costs: Costs, inside: Tensor | None = None
 ) -> Tensor:
     """uint8 of `Tier`, [batch, heads, rows, blocks]. inside: bool [1 or heads, rows, blocks], pairs that a window shows."""
     unit = price / predicted.skip.shape[-1]
@@ -91,7 +93,7 @@ def route(
     rows: Partition,
     blocks: Partition,
     scale: float,
-    price: float,
+    trade: Trade,
     costs: Costs,
     context: Context | None = None,
     inside: Tensor | None = None,
@@ -99,6 +101,11 @@ def route(
     """Statistics of the keys, predictions, and tiers. q, k, v: [batch, heads, tokens of the video, head_dim]"""
     keys = key_statistics(k, v, blocks)
     predicted = predict(query_statistics(q, rows), keys, rows, blocks, scale, context)
+    price: float | Tensor = trade.price
+    if trade.speedup is not None:
+        price = price_of_speedup([predicted], trade.speedup, costs, inside)
+    elif trade.max_error is not None:
+        price = price_of_error([predicted], trade.max_error, costs, inside)
     return keys, predicted, choose_tiers(predicted, price, costs, inside)
 
 

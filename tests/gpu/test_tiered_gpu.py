@@ -12,6 +12,7 @@ from sta_compile.ir.attention_spec import AttentionSpec
 from sta_compile.ir.geometry import Geometry
 from sta_compile.ir.kernel_spec import KernelSpec
 from sta_compile.ir.tiling import Tiling
+from sta_compile.ir.trade import Trade
 from sta_compile.ir.window import Window
 from sta_compile.runtime import launch
 from sta_compile.runtime.cutlass_runner import CutlassRunner, start_of_tiers
@@ -167,7 +168,12 @@ def test_the_operator_is_its_reference(window, price):
     found = []
     for kernel in ("cutlass", "reference"):
         spec = AttentionSpec(
-            ("video", "context"), tiles, window, kernel=kernel, precision="tiered", price=price
+            ("video", "context"),
+            tiles,
+            window,
+            kernel=kernel,
+            precision="tiered",
+            trade=Trade(price),
         )
         call = q, k, v, lengths, None, [tokens, text], list(grid), spec.text(), 0.125
         found.append(torch.ops.sta.attention(*call))

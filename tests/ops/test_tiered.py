@@ -11,6 +11,7 @@ import torch
 from sta_compile.codegen.cutlass_blocks import FP8_KEYS, TIER_ROWS
 from sta_compile.errors import StaError
 from sta_compile.ir.attention_spec import AttentionSpec
+from sta_compile.ir.trade import EXACT, Trade
 from sta_compile.ir.visibility import Visibility
 from sta_compile.ops.arguments import geometry_of
 from sta_compile.runtime.quantize import shown_keys
@@ -21,7 +22,7 @@ from tests.ops.test_fp8 import CASES, arguments
 
 def tiered(case, price, window=None, **changes):
     given, seen = arguments(case, "tiered", **changes)
-    spec = replace(AttentionSpec.parse(given[7]), price=price)
+    spec = replace(AttentionSpec.parse(given[7]), trade=Trade(price))
     spec = spec if window is None else replace(spec, window=window)
     given[7] = spec.text()
     return given, seen
@@ -33,7 +34,7 @@ def with_means(given, seen):
     visible = Visibility(geometry_of(segments, grid, spec), lengths, mask, flags, video)
     geometry = visible.geometry
     plan = TierPlan.of(geometry, TIER_ROWS, FP8_KEYS, 0, q.device)
-    keys, predicted, _ = routed(q, k, v, plan, shown_keys(visible, k), scale, 0.0)
+    keys, predicted, _ = routed(q, k, v, plan, shown_keys(visible, k), scale, EXACT)
     share = q.shape[1] // k.shape[1]
     mean_k, mean_v = (x.repeat_interleave(share, 1).float() for x in (keys.mean_k, keys.mean_v))
     batch, heads, queries, _ = q.shape
@@ -92,7 +93,7 @@ def test_a_higher_price_errs_more():
     exact, _ = torch.ops.sta.attention(*given)
     errors = []
     for price in (1e-3, 1e-1, 1e1, 1e4):
-        given[7] = replace(AttentionSpec.parse(given[7]), price=price).text()
+        given[7] = replace(AttentionSpec.parse(given[7]), trade=Trade(price)).text()
         out, _ = torch.ops.sta.attention(*given)
         errors.append(float((out - exact).norm() / exact.norm()))
     assert errors == sorted(errors)
@@ -113,20 +114,49 @@ def test_dense_samples_and_text_have_no_tiers():
 def test_gradients_and_what_they_are_of_are_native():
     given, _ = tiered("ragged", 1.0)
     native = list(given)
-    native[7] = replace(AttentionSpec.parse(given[7]), precision="native", price=0.0).text()
+    native[7] = replace(AttentionSpec.parse(given[7]), precision="native", trade=Trade()).text()
     q = given[0].clone().requires_grad_()
     out, _ = torch.ops.sta.attention(q, *given[1:])
     expected, _ = torch.ops.sta.attention(*native)
     torch.testing.assert_close(out.detach(), expected)
 
 
-def test_the_price_is_part_of_the_text():
-    spec = AttentionSpec(("video",), (2, 2, 2), "full", precision="tiered", price=1e-3)
-    assert AttentionSpec.parse(spec.text()) == spec
-    assert spec.text().endswith("precision=tiered price=0.001")
+TRADES = {
+    "price=0.001": Trade(1e-3),
+    "speedup=3.0": Trade(0.01, speedup=3.0),
+    "max_error=0.05": Trade(max_error=0.05),
+}
 
 
-@pytest.mark.parametrize("price", [-1.0, float("nan"), float("inf")])
-def test_a_price_is_a_number(price):
-    with pytest.raises(StaError, match="price"):
-        AttentionSpec(("video",), (2, 2, 2), "full", precision="tiered", price=price)
+@pytest.mark.parametrize("text", TRADES)
+def test_a_trade_is_part_of_the_text(text):
+    spec = AttentionSpec(("video",), (2, 2, 2), "full", precision="tiered", trade=TRADES[text])
+    assert spec.text().endswith(f"precision=tiered {text}")
+    assert AttentionSpec.parse(spec.text()).text() == spec.text()
+
+
+def test_a_speedup_or_an_error_is_kept():
+    """As far as blocks allow; errors are those that are predicted, here of values without a common part."""
+    for name, bounds in (("speedup", (1.0, 3.0, 30.0)), ("max_error", (10.0, 0.1, 1e-3))):
+        outs = []
+        for bound in bounds:
+            given, _ = tiered("ragged", 0.0, "full")
+            spec = replace(AttentionSpec.parse(given[7]), trade=Trade(**{name: bound}))
+            given[7] = spec.text()
+            outs.append(torch.ops.sta.attention(*given)[0])
+        given, _ = tiered("ragged", 0.0, "full")
+        exact = torch.ops.sta.attention(*given)[0]
+        errors = [float((out - exact).norm() / exact.norm()) for out in outs]
+        assert errors == sorted(errors, reverse=name == "max_error")
+    assert errors[-1] < 1e-2
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"price": x} for x in (-1.0, float("nan"), float("inf"))]
+    + [{"speedup": 0.5}, {"speedup": 99.0}, {"max_error": 0.0}, {"speedup": 2.0, "max_error": 0.1}],
+    ids=str,
+)
+def test_a_trade_is_one_that_can_be_kept(given):
+    with pytest.raises(StaError, match="pass one"):
+        Trade(**given)
