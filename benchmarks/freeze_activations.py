@@ -2,7 +2,7 @@
 
     python benchmarks/freeze_activations.py acts.pt --weights moving_shapes.pt
 
-For `router_regret.py` and `tier_methods.py`, which say what routers do on them: tokens are in tile order, tiles of 8x6x8.
+For `router_regret.py`, which says how good a choice is on them. Tokens are in tile order, tiles of 8x6x8.
 """
 
 from __future__ import annotations

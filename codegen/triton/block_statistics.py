@@ -3,7 +3,7 @@
 A program of `query_statistics` has one row of queries of one head; one of `key_statistics` has a few key blocks of one head
 and adds up their covariances of keys and values. Each reads its tokens once. Sums over a compact group of tokens are
 products with a matrix of zeros and ones, on tensor cores. `runs` are (start, length) of blocks in tokens of the video,
-`groups` the group of each of its tokens, `sizes` float32 [blocks, groups].
+`groups` the compact group of each of its tokens, `sizes` float32 [blocks, groups].
 
 Strides of tokens, heads and samples come in units of UNIT = 8 elements, as in forward.py.
 """
@@ -103,10 +103,10 @@ def key_statistics(
     v_ptr,
     runs_ptr,
     groups_ptr,
-    sizes_ptr,
     mean_k_ptr,
     mean_v_ptr,
     offsets_ptr,
+    parts_ptr,
     numbers_ptr,
     cross_ptr,
     kv_heads,
@@ -122,15 +122,17 @@ def key_statistics(
     D: tl.constexpr,
     D_PADDED: tl.constexpr,
     CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
     LENGTH: tl.constexpr,
-    GROUPS: tl.constexpr,
+    COMPACT: tl.constexpr,
+    STAND_OUT: tl.constexpr,
     PADDED: tl.constexpr,
     UNIT: tl.constexpr,
 ):
-    """mean_k, mean_v: [samples * heads, blocks, D]. offsets: [samples * heads, GROUPS, blocks, D]. numbers: float32
+    """mean_k, mean_v: [samples * heads, blocks, D]. offsets: [samples * heads, groups, blocks, D]; groups are COMPACT ones
+    and STAND_OUT keys. parts: float32 [samples * heads, groups, blocks], their shares of a block's keys. numbers: float32
     [4, samples * heads, blocks], total, rest, spread_v, between_v. cross: float32 [samples * heads, chunks, D_PADDED,
-    D_PADDED], sums over the keys of CHUNK blocks. LENGTH: of the longest block."""
+    D_PADDED], sums over the keys of CHUNK blocks. LENGTH: a power of two that no block is longer than."""
+    GROUPS: tl.constexpr = COMPACT + STAND_OUT
     chunk, head = tl.program_id(0), tl.program_id(1)
     sample, of_sample = (head // kv_heads).to(tl.int64), (head % kv_heads).to(tl.int64)
     k_ptr += (sample * k_batch + of_sample * k_head + first.to(tl.int64) * k_token) * UNIT
@@ -142,29 +144,32 @@ def key_statistics(
     for block in range(chunk * CHUNK, tl.minimum(chunk * CHUNK + CHUNK, blocks)):
         start = tl.load(runs_ptr + 2 * block)
         count = tl.load(runs_ptr + 2 * block + 1)
-        offsets = tl.zeros([PADDED, D_PADDED], tl.float32)
-        between = tl.zeros([PADDED, D_PADDED], tl.float32)
-        size_k, size_v = 0.0, 0.0
-        for at in tl.static_range(0, LENGTH, BLOCK):
-            tokens = start + at + tl.arange(0, BLOCK)
-            k, inside = load_tokens(k_ptr, tokens, k_token * UNIT, start + count, columns, D)
-            v, _ = load_tokens(v_ptr, tokens, v_token * UNIT, start + count, columns, D)
-            of_group = members(groups_ptr, tokens, inside, PADDED).to(k.dtype)
-            offsets = tl.dot(of_group, k, offsets)
-            between = tl.dot(of_group, v, between)
-            cross = tl.dot(tl.trans(k), v, cross)
-            size_k += size_of(k)
-            size_v += size_of(v)
-        size = tl.load(sizes_ptr + block * GROUPS + group, mask=group < GROUPS, other=0.0)
-        inverse = (1.0 / tl.maximum(size, 1.0))[:, None]
+        token = tl.arange(0, LENGTH)
+        k, inside = load_tokens(k_ptr, start + token, k_token * UNIT, start + count, columns, D)
+        v, _ = load_tokens(v_ptr, start + token, v_token * UNIT, start + count, columns, D)
+        of_token = tl.load(groups_ptr + start + token, mask=inside, other=255).to(tl.int32)
         n = tl.maximum(count, 1).to(tl.float32)
-        mean_k, mean_v = tl.sum(offsets, 0) / n, tl.sum(between, 0) / n
+        all_of_block = ((group == 0)[:, None] & inside[None, :]).to(k.dtype)
+        mean_k = tl.sum(tl.dot(all_of_block, k), 0) / n
+        mean_v = tl.sum(tl.dot(all_of_block, v), 0) / n
+        cross = tl.dot(tl.trans(k), v, cross)
         cross -= (n * mean_k)[:, None] * mean_v[None, :]
+        apart = k.to(tl.float32) - mean_k[None, :]
+        far = tl.where(inside, tl.sum(apart * apart, 1), -1.0)
+        total = tl.sum(tl.maximum(far, 0.0), 0) / n
+        for index in tl.static_range(STAND_OUT):
+            here = (token == tl.argmax(far, 0)) & (far >= 0.0)
+            of_token = tl.where(here, COMPACT + index, of_token)
+            far = tl.where(here, -1.0, far)
+        of_group = group[:, None] == of_token[None, :]
+        size = tl.sum(of_group.to(tl.float32), 1)
+        inverse = (1.0 / tl.maximum(size, 1.0))[:, None]
         there = (size > 0)[:, None]
-        offsets = tl.where(there, offsets * inverse - mean_k[None, :], 0.0)
-        between = tl.where(there, between * inverse - mean_v[None, :], 0.0)
-        total = tl.maximum(size_k / n - tl.sum(mean_k * mean_k, 0), 0.0)
-        spread_v = tl.maximum(size_v / n - tl.sum(mean_v * mean_v, 0), 0.0)
+        offsets = tl.dot(of_group.to(k.dtype), k) * inverse - mean_k[None, :]
+        offsets = tl.where(there, offsets, 0.0)
+        between = tl.dot(of_group.to(v.dtype), v) * inverse - mean_v[None, :]
+        between = tl.where(there, between, 0.0)
+        spread_v = tl.maximum(size_of(v) / n - tl.sum(mean_v * mean_v, 0), 0.0)
         between_k = tl.sum(tl.sum(offsets * offsets, 1) * size, 0) / n
         between_v = tl.sum(tl.sum(between * between, 1) * size, 0) / n
         place = (head * blocks + block).to(tl.int64)
@@ -172,6 +177,7 @@ def key_statistics(
         tl.store(mean_v_ptr + place * D + columns, mean_v, mask=columns < D)
         at = (head * GROUPS + group).to(tl.int64) * blocks + block
         tl.store(offsets_ptr + at[:, None] * D + columns[None, :], offsets, mask=mask)
+        tl.store(parts_ptr + at, size / n, mask=group < GROUPS)
         numbers = numbers_ptr + place
         tl.store(numbers, total)
         tl.store(numbers + every, tl.maximum(total - between_k, 0.0))

@@ -81,7 +81,7 @@ def gains(
     offsets_ptr,
     numbers_ptr,
     runs_ptr,
-    sizes_ptr,
+    parts_ptr,
     gain_ptr,
     uneven_ptr,
     scale,
@@ -111,13 +111,13 @@ def gains(
     q = load_tile(q_ptr + base * D, at, rows * Q_GROUPS, columns, D)
     size = tl.load(size_ptr + head.to(tl.int64) * rows + at % rows)
     n = tl.maximum(tl.load(runs_ptr + 2 * block + 1, mask=inside, other=0), 1).to(tl.float32)
-    inverse = 1.0 / n
     offsets_ptr += key_head * K_GROUPS * blocks * D
+    parts_ptr += key_head * K_GROUPS * blocks + block
     sums = tl.zeros([M, BLOCK], tl.float32)
     squares = tl.zeros([M, BLOCK], tl.float32)
     for group in range(K_GROUPS):
         x = load_tile(offsets_ptr + group * blocks.to(tl.int64) * D, block, blocks, columns, D)
-        part = tl.load(sizes_ptr + block * K_GROUPS + group, mask=inside, other=0.0) * inverse
+        part = tl.load(parts_ptr + group * blocks, mask=inside, other=0.0)
         apart = tl.dot(q, tl.trans(x)) * (scale * LOG2_E)
         weight = power(tl.minimum(apart, MASS_LIMIT))
         counted = part[None, :] * weight

@@ -16,7 +16,7 @@ from ..ir.kernel_spec import STRIDE_UNIT, pad_head_dim
 from ..tiers.calibrate import price_of_error, price_of_speedup
 from ..tiers.predict import Predicted
 from ..tiers.router import PADDING, Costs, Routing
-from ..tiers.statistics import Partition
+from ..tiers.statistics import STAND_OUT, Partition
 
 TOKENS = 64  # queries or keys whose statistics a program takes at a time
 LEAST_GROUPS = 16  # rows of a product on tensor cores
@@ -32,7 +32,8 @@ class Statistics:
     """Of queries: means, spread [batch, heads, groups, rows, head_dim]; size [batch, heads, rows].
 
     Of keys: mean_k, mean_v [batch, kv_heads, blocks, head_dim]; offsets [batch, kv_heads, groups, blocks, head_dim];
-    slope [batch, kv_heads, head_dim, head_dim], all in the dtype of q. numbers: float32 [6, batch, kv_heads, blocks];
+    slope [batch, kv_heads, head_dim, head_dim], all in the dtype of q. parts: float32 [batch, kv_heads, groups, blocks],
+    shares of the groups. numbers: float32 [6, batch, kv_heads, blocks];
     center: float32 [batch, kv_heads, padded head_dim] (codegen/triton/masses.py).
     """
 
@@ -42,6 +43,7 @@ class Statistics:
     mean_k: Tensor
     mean_v: Tensor
     offsets: Tensor
+    parts: Tensor
     slope: Tensor
     numbers: Tensor
     center: Tensor
@@ -71,19 +73,21 @@ def take_statistics(
         *(d, padded, TOKENS, -(-rows.longest // TOKENS) * TOKENS),
         *(groups, max(LEAST_GROUPS, groups), STRIDE_UNIT),
     )
-    many, groups = len(blocks.runs), blocks.sizes.shape[1]
+    many, compact = len(blocks.runs), blocks.sizes.shape[1]
+    groups = compact + STAND_OUT
     mean_k, mean_v = (k.new_empty((batch, kv_heads, many, d)) for _ in range(2))
     offsets = k.new_empty((batch, kv_heads, groups, many, d))
+    parts = _numbers(q, batch, kv_heads, groups, many)
     numbers = _numbers(q, masses.NUMBERS, batch, kv_heads, many)
     chunk = -(-many // PARTS)
     chunks = -(-many // chunk)
     cross = _numbers(q, batch, kv_heads, chunks, padded, padded)
     block_statistics.key_statistics[(chunks, batch * kv_heads)](
-        *(k, v, blocks.runs, blocks.groups, blocks.sizes),
-        *(mean_k, mean_v, offsets, numbers, cross),
+        *(k, v, blocks.runs, blocks.groups),
+        *(mean_k, mean_v, offsets, parts, numbers, cross),
         *(kv_heads, *of_k, *of_v, geometry.video_key, many, chunks),
-        *(d, padded, chunk, TOKENS, -(-blocks.longest // TOKENS) * TOKENS),
-        *(groups, max(LEAST_GROUPS, groups), STRIDE_UNIT),
+        *(d, padded, chunk, max(LEAST_GROUPS, 1 << (blocks.longest - 1).bit_length())),
+        *(compact, STAND_OUT, max(LEAST_GROUPS, groups), STRIDE_UNIT),
         num_warps=WARPS,
         num_stages=2,
     )
@@ -92,7 +96,7 @@ def take_statistics(
         *(mean_k, mean_v, blocks.runs, numbers, center, many, blocks.tokens, d, padded, CENTERS)
     )
     slope = (cross.sum(2)[..., :d, :d] * (scale / blocks.tokens)).to(q.dtype).contiguous()
-    return Statistics(means, spread, size, mean_k, mean_v, offsets, slope, numbers, center)
+    return Statistics(means, spread, size, mean_k, mean_v, offsets, parts, slope, numbers, center)
 
 
 def choose_tiers(
@@ -128,7 +132,7 @@ def choose_tiers(
         for _ in range(2)
     )
     masses.gains[(-(-columns // BLOCK), -(-many * q_groups // ROWS), samples)](
-        *(found.means, found.size, found.offsets, found.numbers, blocks.runs, blocks.sizes),
+        *(found.means, found.size, found.offsets, found.numbers, blocks.runs, found.parts),
         *(gain, uneven, scale, share, many, columns, sheets),
         *(d, padded, q_groups, k_groups, ROWS, BLOCK, PADDING),
         num_warps=WARPS,

@@ -58,7 +58,7 @@ def predict(
         for x in (noise_of_keys(keys, blocks), keys.spread_v, keys.between_v)
     )
     n = blocks.lengths.clamp(min=1)
-    groups = blocks.sizes.shape[1]
+    groups = keys.offsets.shape[2]
     parts = rows.sizes / rows.lengths[:, None].clamp(min=1)  # [rows, query groups]
     counted = parts * (rows.lengths / rows.lengths.max())[:, None]
 
@@ -121,14 +121,14 @@ def masses(
     mean_k = _of_heads(keys.mean_k, share).float()
     rest = _of_heads(keys.rest, share)[:, :, None, None]
     n = blocks.lengths.clamp(min=1)
-    of_group = (n / blocks.sizes.shape[1]).clamp(min=1)
+    of_group = (n / keys.offsets.shape[2]).clamp(min=1)
     within = scale**2 / q.shape[-1] * queries.size[..., None, None] * rest
     gain_within = log_of_mean(within, of_group)
     uneven_within = within.minimum(of_group.log())
 
     mean = scale * torch.einsum("bhrqd,bhkd->bhrqk", q, mean_k)
     apart = scale * torch.einsum("bhrqd,bhgkd->gbhrqk", q, offsets)
-    part = (blocks.sizes / n[:, None]).T[:, None, None, None, None]
+    part = _of_heads(keys.sizes / n, share).permute(2, 0, 1, 3)[:, :, :, None, None]
     gain_groups = (apart + part.log()).logsumexp(0)
     uneven_groups = ((2 * apart + part.log()).logsumexp(0) - 2 * gain_groups).nan_to_num(0).exp()
     gain = (gain_groups + gain_within).nan_to_num(0, neginf=0)

@@ -2,7 +2,8 @@
 
 Blocks are tokens of the video in tile order. A block of 128 keys is known by its mean and by the means of a few compact
 groups of its keys (ir/token_groups.py); what is left within the groups is one number. Kernels that read skipped blocks
-multiply by `KeyStatistics.mean_k` and `mean_v`, so these are in the dtype of q.
+multiply by `KeyStatistics.mean_k` and `mean_v`, so these are in the dtype of q. The keys farthest from the mean stand for
+themselves: a single key may outweigh all others of its block, and no mean would say so.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from ..ir.runs import Run
 from ..ir.tiling import Tiling
 from ..ir.token_groups import groups_of_runs
 
-QUERY_GROUPS, KEY_GROUPS = 4, 8  # compact groups of a row, and of a key block
+QUERY_GROUPS, KEY_GROUPS = 4, 6  # compact groups of a row, and of a key block
+STAND_OUT = 2  # keys of a block that are groups of their own: those farthest from its mean
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class QueryStatistics:
 class KeyStatistics:
     """Of key blocks. mean_k, mean_v: dtype of q [batch, kv_heads, blocks, head_dim].
 
-    offsets: dtype of q [batch, kv_heads, groups, blocks, head_dim], means of the groups' keys less mean_k, 0 of empty ones.
+    offsets: dtype of q [batch, kv_heads, groups, blocks, head_dim], means of the groups' keys less mean_k, 0 of empty ones;
+    compact groups come first, then STAND_OUT keys. sizes: float32 [batch, kv_heads, groups, blocks], keys of each group.
     float32 [batch, kv_heads, blocks]: total, the mean of |k - mean_k|^2; rest, that of |k - mean of its group|^2; spread_v,
     the mean of |v - mean_v|^2; between_v, that of |mean of its group - mean_v|^2. cross: float32 [batch, kv_heads,
     head_dim, head_dim], the mean over all keys of (k - mean_k) (v - mean_v)^T, means being those of the key's block.
@@ -86,6 +89,7 @@ class KeyStatistics:
     mean_k: Tensor
     mean_v: Tensor
     offsets: Tensor
+    sizes: Tensor
     total: Tensor
     rest: Tensor
     spread_v: Tensor
@@ -104,41 +108,50 @@ def query_statistics(q: Tensor, rows: Partition) -> QueryStatistics:
     """q: [batch, heads, tokens of the video, head_dim]"""
     block, token = _members(rows.runs)
     x = q[:, :, token].float()
-    of_token = rows.groups[token].long()
-    groups = _means(x, block, of_token, rows.sizes)
-    spread = _means((x - groups[:, :, block, of_token]).square(), block, of_token, rows.sizes)
-    size = x.new_zeros((*q.shape[:2], len(rows.runs)))
-    size.index_add_(2, block, x.square().sum(-1))
-    size = size / rows.lengths.clamp(min=1)
-    return QueryStatistics(groups.to(q.dtype), spread.to(q.dtype), size)
+    many, groups = rows.sizes.shape
+    of_token = (block * groups + rows.groups[token].long()).expand(x.shape[:3])
+    means, _ = _means(x, of_token, many * groups)
+    spread, _ = _means((x - _at(means, of_token)).square(), of_token, many * groups)
+    size, _ = _means(x.square().sum(-1, keepdim=True), block.expand(x.shape[:3]), many)
+    means, spread = (y.unflatten(2, (many, groups)).to(q.dtype) for y in (means, spread))
+    return QueryStatistics(means, spread, size[..., 0])
 
 
 def key_statistics(k: Tensor, v: Tensor, blocks: Partition) -> KeyStatistics:
     """k, v: [batch, kv_heads, tokens of the video, head_dim]"""
     block, token = _members(blocks.runs)
-    of_token = blocks.groups[token].long()
-    n = blocks.lengths.clamp(min=1)
-    all_of_block = torch.zeros_like(of_token), n[:, None]
     keys, values = k[:, :, token].float(), v[:, :, token].float()
-    groups = _means(keys, block, of_token, blocks.sizes)
-    mean_k, mean_v = (_means(x, block, *all_of_block)[:, :, :, 0] for x in (keys, values))
-
-    mean_groups = _means(values, block, of_token, blocks.sizes)
-    offsets = (groups - mean_k[:, :, :, None]) * (blocks.sizes > 0)[..., None]
-    keys_off, values_off = keys - mean_k[:, :, block], values - mean_v[:, :, block]
+    many, compact = blocks.sizes.shape
+    groups = compact + STAND_OUT
+    of_block = block.expand(keys.shape[:3])
+    mean_k, mean_v = (_means(x, of_block, many)[0] for x in (keys, values))
+    keys_off, values_off = keys - _at(mean_k, of_block), values - _at(mean_v, of_block)
+    far = keys_off.square().sum(-1)
+    group = blocks.groups[token].long().expand(far.shape).clone()
+    left = far.clone()
+    place = torch.arange(len(block), device=k.device).expand(far.shape)
+    for index in range(STAND_OUT):
+        best = _of_blocks(left, of_block, many, "amax")
+        tied = torch.where((left == best) & (left >= 0), place, len(block))
+        here = place == _of_blocks(tied, of_block, many, "amin")  # the first of equally far ones
+        group[here] = compact + index
+        left[here] = -1
+    of_token = of_block * groups + group
+    offsets, sizes = _means(keys_off, of_token, many * groups)
+    between, _ = _means(values_off, of_token, many * groups)
 
     def spread(x: Tensor) -> Tensor:
-        total = x.new_zeros((*k.shape[:2], len(n)))
-        return total.index_add_(2, block, x.square().sum(-1)) / n
+        return _means(x.square().sum(-1, keepdim=True), of_block, many)[0][..., 0]
 
     return KeyStatistics(
         mean_k.to(k.dtype),
         mean_v.to(k.dtype),
-        offsets.transpose(2, 3).contiguous().to(k.dtype),
+        offsets.unflatten(2, (many, groups)).transpose(2, 3).contiguous().to(k.dtype),
+        sizes.unflatten(2, (many, groups)).mT.contiguous(),
         spread(keys_off),
-        spread(keys - groups[:, :, block, of_token]),
+        spread(keys_off - _at(offsets, of_token)),
         spread(values_off),
-        spread(mean_groups[:, :, block, of_token] - mean_v[:, :, block]),
+        spread(_at(between, of_token)),
         keys_off.mT @ values_off / max(len(token), 1),
     )
 
@@ -152,10 +165,21 @@ def _members(runs: Tensor) -> tuple[Tensor, Tensor]:
     return block, starts[block] + at
 
 
-def _means(x: Tensor, block: Tensor, group: Tensor, sizes: Tensor) -> Tensor:
-    """[batch, heads, blocks, groups, head_dim] of x [batch, heads, members, head_dim]"""
-    blocks, groups = sizes.shape
-    total = x.new_zeros((*x.shape[:2], blocks * groups, x.shape[-1]))
-    total.index_add_(2, block * groups + group, x)
-    means: Tensor = total.unflatten(2, (blocks, groups)) / sizes.clamp(min=1)[..., None]
-    return means
+def _means(x: Tensor, group: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """(means [batch, heads, groups, columns], 0 of empty ones; sizes [batch, heads, groups]) of x [batch, heads, members,
+    columns]. group: [batch, heads, members]"""
+    shape = (*x.shape[:2], groups)
+    sizes = x.new_zeros(shape).scatter_add_(2, group, torch.ones_like(group, dtype=x.dtype))
+    total = x.new_zeros((*shape, x.shape[-1])).scatter_add_(2, group[..., None].expand_as(x), x)
+    return total / sizes.clamp(min=1)[..., None], sizes
+
+
+def _of_blocks(x: Tensor, of_block: Tensor, many: int, reduce: str) -> Tensor:
+    """Of each member, the largest or smallest x of its block."""
+    found = x.new_zeros((*x.shape[:2], many))
+    return found.scatter_reduce(2, of_block, x, reduce, include_self=False).gather(2, of_block)
+
+
+def _at(means: Tensor, group: Tensor) -> Tensor:
+    """Of each member, that of its group."""
+    return means.gather(2, group[..., None].expand(*group.shape, means.shape[-1]))

@@ -83,6 +83,7 @@ def run(grid, tiles, roles, segments, heads, d, sizes, groups, window, price, se
         (made.mean_k, of_k.mean_k),
         (made.mean_v, of_k.mean_v),
         (made.offsets, of_k.offsets),
+        (made.parts, of_k.sizes / blocks.lengths.clamp(min=1)),
         (made.slope, of_k.slope(SCALE)),
         (made.numbers[0], of_k.total),
         (made.numbers[1], of_k.rest),

@@ -36,7 +36,7 @@ def test_the_router_is_its_reference_in_the_interpreter():
 
 
 FP32 = (
-    "sizes_ptr row_sizes_ptr size_ptr numbers_ptr cross_ptr center_ptr total_ptr own_ptr unit_ptr "
+    "parts_ptr row_sizes_ptr size_ptr numbers_ptr cross_ptr center_ptr total_ptr own_ptr unit_ptr "
     "bias_ptr out_size_ptr price_ptr"
 )
 POINTERS = {
@@ -47,7 +47,7 @@ POINTERS = {
     **dict.fromkeys(("scale", "refine_skip", "skim_skip", "refine_skim"), "fp32"),
 }
 SIZES = {"D": 128, "D_PADDED": 128, "Q_GROUPS": 4, "K_GROUPS": 8, "ROWS": 64, "M": 64, "UNIT": 8}
-OF_STATISTICS = {"GROUPS": 8, "PADDED": 16, "LENGTH": 128, "CHUNK": 29}
+OF_STATISTICS = {"COMPACT": 6, "STAND_OUT": 2, "PADDED": 16, "LENGTH": 128, "CHUNK": 29}
 ABSENT = ("skip_ptr", "skim_ptr")
 
 

@@ -19,7 +19,12 @@ from sta_compile.tiers.calibrate import price_of_error, price_of_speedup
 from sta_compile.tiers.inside import inside_window
 from sta_compile.tiers.predict import LARGEST_BIAS, Context, Predicted, masses, predict
 from sta_compile.tiers.router import Costs, choose_tiers, costs_of, error_of, lists_of
-from sta_compile.tiers.statistics import Partition, key_statistics, query_statistics
+from sta_compile.tiers.statistics import (
+    STAND_OUT,
+    Partition,
+    key_statistics,
+    query_statistics,
+)
 
 COSTS = Costs()
 
@@ -112,15 +117,19 @@ def test_statistics_are_what_they_say(tiling, sizes, groups, seed):
             )
         cross += (keys - keys.mean(2, True)).mT @ (values - values.mean(2, True))
         rest, between = torch.zeros(2, 1), torch.zeros(2, 1)
-        for g in range(groups[1]):
-            of_block = blocks.groups[start : start + length]
-            of_group = keys[:, :, of_block == g]
-            if of_group.shape[2]:
-                mean = of_group.mean(2)
-                torch.testing.assert_close(of_k.offsets[:, :, g, j], mean - keys.mean(2))
-                rest += (of_group - mean[:, :, None]).square().sum((2, 3))
-                off = values[:, :, of_block == g].mean(2) - values.mean(2)
-                between += of_group.shape[2] * off.square().sum(-1)
+        for sample in range(2):
+            x, y = keys[sample, 0] - keys[sample, 0].mean(0), values[sample, 0]
+            group = blocks.groups[start : start + length].clone()
+            farthest = x.square().sum(-1).argsort(descending=True)[:STAND_OUT]
+            group[farthest] = torch.arange(groups[1], groups[1] + len(farthest), dtype=torch.uint8)
+            for g in range(groups[1] + STAND_OUT):
+                of_group = x[group == g]
+                assert of_k.sizes[sample, 0, g, j] == len(of_group)
+                if len(of_group):
+                    torch.testing.assert_close(of_k.offsets[sample, 0, g, j], of_group.mean(0))
+                    rest[sample] += (of_group - of_group.mean(0)).square().sum()
+                    off = y[group == g].mean(0) - y.mean(0)
+                    between[sample] += len(of_group) * off.square().sum()
         torch.testing.assert_close(of_k.rest[:, :, j], rest / length, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(of_k.between_v[:, :, j], between / length, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(of_k.cross, cross / tiling.tokens, rtol=1e-4, atol=1e-5)
