@@ -22,6 +22,7 @@ TOKENS = 64  # queries or keys whose statistics a program takes at a time
 LEAST_GROUPS = 16  # rows of a product on tensor cores
 PARTS = 32  # about so many programs add up the covariance of a head
 ROWS, BLOCK = 64, 64  # groups of queries, or rows of them, and key blocks of a program
+ATTENDING = 128  # groups of queries in `attend`
 CENTERS, AVERAGED, LISTED = 64, 16, 1024
 SAMPLED = 16  # rows of each head that a price is found from
 WARPS = 8
@@ -136,19 +137,20 @@ def choose_tiers(
         *(gain, uneven, scale, share, many, columns, sheets),
         *(d, padded, q_groups, k_groups, ROWS, BLOCK, PADDING),
         num_warps=WARPS,
-        num_stages=2,
+        num_stages=3,
     )
     product, out = torch.empty_like(found.means), torch.empty_like(found.means)
     total, own = (_numbers(gain, samples, q_groups * many) for _ in range(2))
     of_k, of_v = ([s // STRIDE_UNIT for s in x.stride()[:3]] for x in (k, v))
     flags = None if shown is None else shown.view(torch.uint8)
-    masses.attend[(-(-many * q_groups // ROWS), samples)](
+    masses.attend[(-(-many * q_groups // ATTENDING), samples)](
         *(found.means, found.spread, found.mean_k, found.mean_v, found.slope, blocks.runs),
         *(found.center, k, v, flags, gain, total, product, own, out, scale),
         *(heads, share, many, columns, sheets),
         *(geometry.video_key, geometry.context_keys, geometry.tiling.tokens, k.shape[2]),
-        *(*of_k, *of_v, d, padded, q_groups, ROWS, BLOCK, PADDING, STRIDE_UNIT),
+        *(*of_k, *of_v, d, padded, q_groups, ATTENDING, BLOCK, PADDING, STRIDE_UNIT),
         num_warps=WARPS,
+        num_stages=2,
     )
     mean = found.means.new_empty((batch, heads, many, d))
     length, energy = (_numbers(gain, batch, heads, many) for _ in range(2))
