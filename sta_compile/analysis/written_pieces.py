@@ -19,6 +19,7 @@ from .axes import Axis, Dims, Size, axis_size, same_size
 from .graph_view import argument, canonical_name, fake_value, is_inplace, is_tensor
 from .index_order import index_of, takes_all
 from .indexed_positions import indexed
+from .mask_spans import at_most
 from .orders import Named
 from .outer_positions import within_outer
 from .pieces import Found, order_of, put_together
@@ -47,6 +48,9 @@ SCATTERS = ("slice_scatter", "select_scatter")
 _BY_DIM = (
     "index_copy", "index_add", "index_reduce", "scatter", "scatter_add", "scatter_reduce", "index_fill",
 )  # fmt: skip
+
+
+_MANY = 256  # rows that are looked at one by one
 
 
 class _Part(NamedTuple):
@@ -237,27 +241,35 @@ def targets_and_values(node: torch.fx.Node) -> Iterator[tuple[torch.fx.Node, Any
 
 
 def _over(base: Layout, part: _Part, node: torch.fx.Node) -> Layout | None:
-    """A layout after a write; None for rows by an index whose numbers are not known."""
+    """A layout after a write; None for rows by an index whose numbers are not known, or for many that are apart."""
     if isinstance(part.at, torch.fx.Node):
         return None
     size = size_of_layout(part.new)
+    if (isinstance(part.at, tuple) or part.step != 1) and not at_most(size, _MANY):
+        return None
     if not isinstance(part.at, tuple) and (part.step == 1 or same_size(size, 1)):
         return written_over(base, part.at, part.new, node)
-    rows = part.at
+    rows = _rows(part.at, part.step, size)
     if not isinstance(rows, tuple):
-        if not isinstance(rows, int) or not isinstance(size, int):
-            return None
-        rows = tuple(range(rows, rows + size * part.step, part.step))
+        return None
     for i, row in enumerate(rows):
         base = written_over(base, row, (Segment(1, position(part.new, i, node)),), node)
     return base
 
 
+def _rows(at: Size | Index, step: int, size: Size) -> Size | Index:
+    """The numbers of rows, one by one where they are known."""
+    if not isinstance(at, int) or not isinstance(size, int):
+        return at
+    return tuple(range(at, at + size * step, step))
+
+
 def _by_index(part: _Part, node: torch.fx.Node) -> Found | None:
-    """What is moved by a write to rows that are not known: all but what is from the same rows."""
+    """What is moved by a write to rows that are not known, or many: all but what is from the same rows."""
+    rows = _rows(part.at, part.step, size_of_layout(part.new))
     for piece in (piece for segment in part.new for piece in segment.pieces):
         same = any(
-            p.whole == piece.whole and isinstance(p.at, torch.fx.Node) and p.at is part.at
+            p.whole == piece.whole and _rows(p.at, p.step, segment.size) == rows
             for segment in part.new
             for p in segment.pieces
         )

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sta_compile.analysis import written_pieces
 from tests.end_to_end.moving import GRID, Body, C, H, Model, N, T, W, check
 
 
@@ -262,4 +263,19 @@ CASES = [*((body, [0]) for body in MOVED), *((body, [0, 1, 2]) for body in IN_PL
 
 @pytest.mark.parametrize(("body", "windowed"), CASES, ids=[body.__name__ for body, _ in CASES])
 def test_windows_are_over_places_of_the_video(body: Body, windowed: list[int]) -> None:
+    check(body, windowed)
+
+
+def every_second_in_its_place(model: Model, x: Tensor) -> Tensor:
+    y = flat(x).clone()
+    y[:, ::2] = flat(x)[:, ::2] * 2
+    y.index_copy_(1, torch.arange(1, N, 2), flat(x)[:, 1::2] * 3)
+    return model.attn[1](grid(y))
+
+
+@pytest.mark.parametrize(
+    ("body", "windowed"), [(written_in_turn, [0]), (every_second_in_its_place, [0, 1, 2])]
+)
+def test_many_rows_are_judged_at_once(body: Body, windowed: list[int], monkeypatch) -> None:
+    monkeypatch.setattr(written_pieces, "_MANY", 2)
     check(body, windowed)
