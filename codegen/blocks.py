@@ -68,6 +68,7 @@ _HALF: dict[tuple[str, int], tuple[Choice, ...]] = {
 }
 # Where the masks of a padded head dim cost registers that the rows above have not left.
 _PADDED: dict[tuple[str, int], tuple[Choice, ...]] = {
+    ("hopper", 64): (_row(128, 128, 8, 3),),
     ("large", 64): (_row(128, 32, 8, 3),),
 }
 # padded head dim -> choices for fp32 on every architecture.
@@ -82,10 +83,10 @@ _SINGLE: dict[int, tuple[Choice, ...]] = {
 # padded head dim -> choices for NVFP4. Products lie in a memory of their own on data center Blackwell, and in registers on
 # workstations. Compiled, not timed.
 _NVFP4: dict[tuple[str, int], tuple[Choice, ...]] = {
-    ("tma_tcgen05", 64): (_row(128, 128, 8, 3),),
+    ("tma_tcgen05", 64): (_row(128, 64, 8, 3),),
     ("tma_tcgen05", 128): (_row(128, 128, 8, 3),),
     ("tma_small", 64): (_row(128, 64, 8, 3),),
-    ("tma_small", 128): (_row(128, 32, 8, 3),),
+    ("tma_small", 128): (_row(128, 32, 8, 2),),
 }
 
 

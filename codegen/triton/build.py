@@ -73,7 +73,7 @@ def cross_compile(spec: KernelSpec) -> Any:
     signature["windows_ptr"] = "*i32"
     for which, (rows, columns), pointer in zip(DESCRIPTORS, spec.boxes, POINTERS, strict=False):
         signature[which] = f"tensordesc<{signature[pointer][1:]}[{rows},{columns}]>"
-    absent = [] if spec.loads == "tma" else list(DESCRIPTORS)
+    absent = list(DESCRIPTORS[len(spec.boxes) :] if spec.loads == "tma" else DESCRIPTORS)
     absent += [] if spec.lengths else ["lengths_ptr"]
     absent += [] if spec.dense else ["dense_ptr"]
     absent += [] if spec.masked else ["mask_ptr"]

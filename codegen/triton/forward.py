@@ -242,7 +242,6 @@ def attention_forward(
     c = tl.arange(0, D_PADDED // 2) if QUANTIZED else d
     of_head = batch * (heads // share) + kv_head
     batch, head, kv_head = batch.to(tl.int64), head.to(tl.int64), kv_head.to(tl.int64)
-    of_row = (batch * heads + head) * queries + first  # in tensors with a number for each query
     row_mask = (m < rows)[:, None]
     if QUANTIZED:
         g = tl.arange(0, D_PADDED // 16)
@@ -251,7 +250,8 @@ def attention_forward(
             q_scales_ptr + m[:, None] * q_token + g[None, :], mask=row_mask, other=0.0
         )
         k_scales_ptr += batch * k_batch + kv_head * k_head
-        factor = tl.load(q_scale_ptr + of_row + m, mask=m < rows, other=0.0)
+        of_query = (batch * heads + head) * queries + first + m
+        factor = tl.load(q_scale_ptr + of_query, mask=m < rows, other=0.0)
         factor *= tl.load(k_scale_ptr + of_head) * scale
         group_token = k_token  # 32 bits: these tensors have less than 2 GiB for a head
         v_row_bytes = v_token * UNIT
@@ -302,7 +302,7 @@ def attention_forward(
         k = load_block(k_desc, k_row, k_col, k_block, at, k_token, c, STORED, TMA)
         if QUANTIZED:
             k_scales = tl.load(k_scales_block + at.to(tl.int64) * group_token)
-            v = load_columns(v_desc, v_row, v_block, at, channel, TMA)
+            v = load_columns(v_block, at, channel)
             top, total, acc = attend_quantized(
                 q, q_scales, k, k_scales, v, top, total, acc, factor, None, False, PRECISION
             )
@@ -386,6 +386,9 @@ def attention_forward(
         mask=row_mask,
     )
     lse = top * 0.6931471805599453
+    lse_base = (
+        batch * heads + head
+    ) * queries + first  # computed again: registers are scarce in the loops
     if QUANTIZED:
-        lse += tl.load(shift_ptr + of_row + m, mask=m < rows, other=0.0)
-    tl.store(lse_ptr + of_row + m, lse, mask=m < rows)
+        lse += tl.load(shift_ptr + lse_base + m, mask=m < rows, other=0.0)
+    tl.store(lse_ptr + lse_base + m, lse, mask=m < rows)

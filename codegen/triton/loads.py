@@ -18,8 +18,9 @@ def load_block(
 
 
 @triton.jit
-def load_columns(desc, row, pointers, first, inside, TMA: tl.constexpr):
-    """Transposed values [head_dim, block]. inside: bool [head_dim, 1], rows that are there."""
-    if TMA:
-        return desc.load([row, first])
+def load_columns(pointers, first, inside):
+    """Transposed values [head_dim, block], by pointers: TMA reads bytes from multiples of 16 on only, and `first` is any.
+
+    inside: bool [head_dim, 1], rows that are there.
+    """
     return tl.load(pointers + first.to(tl.int64), mask=inside, other=0.0)

@@ -130,7 +130,7 @@ FORWARD = (
     W1,
     replace(W1, name="W1 333 head-major", token_major=False, peers=()),
     replace(W1, name="W1 555", window=(5, 5, 5), peers=(*DENSE, *SAME_WINDOW)),
-    replace(W1, name="W1 333 text 256", text=256, valid=200, peers=DENSE),
+    replace(W1, name="W1 333 text 256", text=256, valid=156, peers=DENSE),
     replace(W1, name="W1 full", window="full", peers=DENSE),
     replace(W1, name="W1 mixed", head_windows=MIXED, peers=()),
     replace(W1, name="W1 dense flag", dense=(True,), peers=()),

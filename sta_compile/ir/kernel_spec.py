@@ -60,11 +60,14 @@ class KernelSpec:
         return pad_head_dim(self.head_dim, self.precision)
 
     @property
-    def boxes(self) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-        """Rows and columns, as they lie in memory, of the blocks of q, k, v that Triton's kernels load at a time."""
+    def boxes(self) -> tuple[tuple[int, int], ...]:
+        """Rows and columns, as they lie in memory, of the blocks of q, k, v that TMA loads at a time for Triton's kernels.
+
+        Transposed 8-bit values have none: TMA reads from multiples of 16 bytes on only, and runs begin at any token.
+        """
         m, n, d = self.blocks.m, self.blocks.n, self.padded_head_dim
         if self.precision == "nvfp4":
-            return (m, d // 2), (n, d // 2), (d, n)
+            return (m, d // 2), (n, d // 2)
         return (m, d), (n, d), (n, d)
 
     @property

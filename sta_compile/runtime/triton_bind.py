@@ -31,7 +31,8 @@ NO_SCALES = [None] * 6
 class Binding:
     """programs: size of the launch grid. numbers: the kernel's arguments between tensors and constants.
 
-    descriptors: the fields of the TMA descriptors of q, k, v but for their memory; or none. windows: int32 [heads, 3].
+    descriptors: the fields of the TMA descriptors of q, k, v but for their memory, of those that have one
+    (KernelSpec.boxes). windows: int32 [heads, 3].
     """
 
     programs: int
@@ -45,9 +46,8 @@ class Binding:
         scales = rest[: -len(FLAGS)] or NO_SCALES
         key_lengths, *flags = rest[-len(FLAGS) :]
         described: list[Any] = [None, None, None]
-        if self.descriptors:
-            pairs = zip((q, k, v), self.descriptors, strict=True)
-            described = [_descriptor(x, fields) for x, fields in pairs]
+        for index, (x, fields) in enumerate(zip((q, k, v), self.descriptors, strict=False)):
+            described[index] = _descriptor(x, fields)
         bytes_ = [None if x is None else x.view(torch.uint8) for x in flags]
         tables = key_lengths, *bytes_, self.windows, *scales
         return [*described, q, k, v, out, lse, *tables, *self.numbers]
@@ -84,7 +84,7 @@ def bind(
         found = [map_of(x) for x in (q, k, v)]
         maps = [m for m in found if m is not None]
         assert len(maps) == 3, "the TMA emitter refuses tensors that are not one matrix"
-        for x, m, box in zip((q, k, v), maps, spec.boxes, strict=True):
+        for x, m, box in zip((q, k, v), maps, spec.boxes, strict=False):
             descriptors.append(_checked_fields(x, m, list(box)))
     strides = [s // STRIDE_UNIT for x in (q, k, v, out) for s in x.stride()[:3]]
     offsets = [o for m in maps for o in (m.row_batch, m.row_head, m.col_head)]

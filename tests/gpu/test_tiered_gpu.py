@@ -144,7 +144,7 @@ def test_any_tiers(case, head_dim):
         out, lse = problem.launch(refine, skim)
         expected, expected_lse = problem.expected()
         assert relative(out, expected) < (6e-2 if skim else 1e-2)
-        atol = 3e-2 if skim else 1e-3
+        atol = 5e-2 if skim else 1e-3
         torch.testing.assert_close(lse, expected_lse, atol=atol, rtol=0)
 
 
