@@ -65,6 +65,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *problem: Any) -> tuple[Tensor, 
     launched = launch.attention_forward(call, visible, asked.kernel, key)
     if launched is not None:
         return launched
+    if q.numel() == 0:
+        return reference.forward(q, k, v, visible, call.scale)
     if asked.precision == "tiered":
         return tiered_reference.forward(q, k, v, visible, call.scale, asked.trade)
     if asked.precision == "native":

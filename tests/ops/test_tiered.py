@@ -160,3 +160,11 @@ def test_a_speedup_or_an_error_is_kept():
 def test_a_trade_is_one_that_can_be_kept(given):
     with pytest.raises(StaError, match="pass one"):
         Trade(**given)
+
+
+@pytest.mark.parametrize("precision", ["fp8", "nvfp4", "tiered"])
+def test_no_samples(precision):
+    spec = AttentionSpec(("video",), (1, 2, 2), "full", precision=precision).text()
+    x = torch.empty(0, 2, 24, 32)
+    out, lse = torch.ops.sta.attention(x, x, x, None, None, [24], [1, 4, 6], spec, 0.2)
+    assert (out.shape, lse.shape) == (x.shape, (0, 2, 24))
