@@ -15,6 +15,8 @@ from .._sizes import whole_quotient
 from .axes import Size, atoms_of, axis_size, same_size
 from .positions import Layout, Piece, Pieces, Segment
 
+MOST = 6  # positions, or pieces, that are combined; more say the same in other words, and their products are too many
+
 
 def rows_within(layout: Layout) -> tuple[Pieces, Layout]:
     """Where a slice of a merged axis is one position of its outer factors: (those positions, what it is of the others)."""
@@ -38,12 +40,14 @@ def rows_within(layout: Layout) -> tuple[Pieces, Layout]:
 def within_outer(layout: Layout, fixed: Pieces) -> Layout:
     """A layout of which all is at these positions of other axes, as positions of both: either may be the outer one."""
     numbers = [piece for piece in fixed if _is_numbered(piece) and piece.step == 1]
-    if not numbers:
+    if not numbers or len(numbers) > MOST:
         return layout
     out = []
     for segment in layout:
         pieces, single = list(segment.pieces), same_size(segment.size, 1)
         own = [piece for piece in segment.pieces if _is_numbered(piece)]
+        if len(own) > MOST:
+            own = []
         for chosen in _orders(numbers):
             pieces += _product(chosen[:-1], chosen[-1], []) if single else ()
             for piece in own:
