@@ -7,7 +7,7 @@ x[:, 1].flatten(1, 2), of t3, h4, w3         positions 12, 13, ... of (t3 h4 w3)
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, permutations
+from itertools import combinations
 
 import torch.fx
 
@@ -16,6 +16,7 @@ from .axes import Size, atoms_of, axis_size, same_size
 from .positions import Layout, Piece, Pieces, Segment
 
 MOST = 6  # positions, or pieces, that are combined; more say the same in other words, and their products are too many
+OUTER = 3  # outer axes that are looked at together
 
 
 def rows_within(layout: Layout) -> tuple[Pieces, Layout]:
@@ -58,12 +59,13 @@ def within_outer(layout: Layout, fixed: Pieces) -> Layout:
 
 
 def _orders(fixed: list[Piece]) -> Iterator[list[Piece]]:
-    """Some of them, in the orders that their axes may be nested in; of three, as they are given and as axes were made."""
-    for count in (1, 2):
-        yield from map(list, permutations(fixed, count))
-    for given in map(list, combinations(fixed, 3)):
-        made = sorted(given, key=lambda p: min(a.index for a in atoms_of(p.whole)))
-        yield from [given] if made == given else [given, made]
+    """Some of them, in the order that they are given in, and in that in which their axes were made."""
+    for count in range(1, OUTER + 1):
+        for given in map(list, combinations(fixed, count)):
+            made = sorted(given, key=lambda p: min(a.index for a in atoms_of(p.whole)))
+            yield given
+            if made != given:
+                yield made
 
 
 def _product(before: list[Piece], piece: Piece, after: list[Piece]) -> Iterator[Piece]:

@@ -10,11 +10,11 @@ before, between and behind them, if they follow each other as they did. Where a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import torch.fx
 
-from .axes import Axis, Size, atoms_of, axis_size, equal_groups, factor_size, resolve, same_size
+from .axes import Axis, Size, atoms_of, axis_size, same_size
 from .graph_view import argument, canonical_name, fake_value, is_tensor
 from .joins import JOINS, joined_dim
 from .mask_spans import at_most
@@ -28,8 +28,6 @@ from .positions import (
     is_number,
     is_whole,
     line,
-    merged,
-    size_of_factors,
     size_of_layout,
 )
 from .token_parts import before_picking
@@ -198,26 +196,3 @@ def _in_turn(positions: TracedPositions, node: torch.fx.Node) -> tuple[int, Foun
         if found is not None:
             return dim, found
     return None
-
-
-def misread(positions: TracedPositions, node: torch.fx.Node) -> Axis | None:
-    """An axis that a view cuts at other places than those of its factors: rows of columns read as columns of rows."""
-    source = argument(node, 0, "input")
-    places = positions.values.get(source)
-    if places is None:
-        return None
-    factors = [layout for dim in places.dims for layout in dim]
-    sizes = [size for size in shape_of(node) if not same_size(size, 1)]
-    groups = equal_groups([size_of_factors((layout,)) for layout in factors], sizes)
-    for f0, f1, t0, t1 in groups or ():
-        layout = merged(tuple(factors[f0:f1]), node) if t1 - t0 > 1 else ()
-        wholes = [p.whole for s in layout for p in s.pieces if is_whole(s, p)]
-        if wholes and len(layout) == 1 and not any(_is_cut(w, sizes[t0:t1]) for w in wholes):
-            return wholes[0]
-    return None
-
-
-def _is_cut(axis: Axis, sizes: Sequence[Size]) -> bool:
-    """Can an axis be read as several of these sizes?"""
-    groups = equal_groups([factor_size(factor) for factor in resolve(axis)], sizes)
-    return groups is not None and all(f1 - f0 == 1 or t1 - t0 == 1 for f0, f1, t0, t1 in groups)

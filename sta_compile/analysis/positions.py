@@ -24,7 +24,6 @@ from .axes import (
     Atom,
     Axis,
     Size,
-    atoms_of,
     axis_size,
     equal_groups,
     factor_size,
@@ -295,20 +294,7 @@ def _together(first: Segment, second: Segment) -> Segment | None:
             for other in second.pieces
         )
     ]
-    if not pieces or _says_less(pieces, (*first.pieces, *second.pieces)):
-        return None
-    return Segment(size, tuple(pieces))
-
-
-def _says_less(pieces: Sequence[Piece], of: Iterable[Piece]) -> bool:
-    """Would it be forgotten where positions are along further axes, if these pieces were left? Rows of frames 0, 1, 2 that
-    are row 0 of one, row 1 of the next follow each other as frames do."""
-    kept = [set(atoms_of(piece.whole)) for piece in pieces]
-    lost = [set(atoms_of(piece.whole)) for piece in of]
-    return any(
-        any(atoms & other for other in kept) and not any(atoms <= other for other in kept)
-        for atoms in lost
-    )
+    return Segment(size, tuple(pieces)) if pieces else None
 
 
 def beside(layouts: Sequence[Layout], node: torch.fx.Node, *, sums: bool) -> Layout:

@@ -33,7 +33,7 @@ from .graph_view import argument, canonical_name, fake_value, is_inplace, is_ten
 from .index_order import index_order, numbers_from, numbers_of, takes_all
 from .joins import joined_dim
 from .orders import FLIPPED, Named, Permutation, Turned, in_place, inverse
-from .pieces import misread, put_together
+from .pieces import put_together
 from .token_parts import TokenParts
 from .token_streams import MIXING, before_casts, passed_on
 from .token_values import storage_of, written_storages
@@ -241,10 +241,9 @@ class Reorderings:
             del had[0], has[0]
         while had and has and had[-1] == has[-1]:
             del had[-1], has[-1]
-        axis: Axis | None = (*had, *has)
-        if len(set(atoms_of(tuple(had)))) < 2:  # or where tokens were put, whatever axis it had
-            axis = misread(self._positions, node)
-        return None if axis is None else Reordering((source,), (self._move(axis, Named(node)),))
+        if len(set(atoms_of(tuple(had)))) < 2:
+            return None
+        return Reordering((source,), (self._move((*had, *has), Named(node)),))
 
     def _by_matrix(self, node: torch.fx.Node) -> Reordering | None:
         """Rows by a product with a matrix that has a one in each row: F.one_hot(order), torch.eye(n)[order]"""

@@ -1,49 +1,41 @@
 """Where the positions of `x.as_strided(sizes, strides, offset)` are from.
 
-x.as_strided((2, 3, 4, 8), (576, 64, 16, 1), 48), of [2, 36, 16]      tokens 3, 4, ..., and the first channels of each
+x.as_strided((2, 12, 8), (576, 16, 1), 48), of [2, 36, 16]      tokens 3, 4, ..., and the first channels of each
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch.fx
 
 from .axes import same_size
 from .graph_view import argument, fake_value
-from .positions import Factors, Piece, Places, Segment, empty, line, split, taken
+from .positions import Factors, Piece, Places, Segment, empty, line, taken
 from .trace_dims import shape_of
 
 
 def strided(node: torch.fx.Node, places: Places) -> Places:
-    """Of dimensions that run along one of the value that it is a view of; of others no positions are known."""
+    """Of the dimensions that have the stride of one of the value that it is a view of; others have no known positions."""
     source = argument(node, 0, "input")
-    value, view, sizes = fake_value(source), fake_value(node), shape_of(node)
+    value, view, sizes = fake_value(source), fake_value(node), shape_of(source)
     starts = _starts(view.storage_offset() - value.storage_offset(), value.stride(), value.shape)
-    dims: list[Factors] = [empty(size) for size in sizes]
-    for d, (step, length) in enumerate(zip(value.stride(), value.shape, strict=True)):
-        along = [i for i, n in enumerate(view.stride()) if step <= n < step * length]
-        along = [i for i in along if not same_size(sizes[i], 1)]
-        if length == 1 or not along or not places.dims[d]:
+    dims: list[Factors] = []
+    for size, stride in zip(shape_of(node), view.stride(), strict=True):
+        along = [
+            d for d, n in enumerate(value.stride()) if n == stride and not same_size(sizes[d], 1)
+        ]
+        if len(along) != 1 or not places.dims[along[0]]:
+            dims.append(empty(size))
             continue
-        layout, count = line(places, d, node), 1
-        in_turn = True
-        for i in reversed(along):
-            in_turn &= view.stride(i) == step * count
-            count *= view.shape[i]
-        if in_turn and starts[d] + count <= length:
-            own = taken(layout, starts[d], count, 1, node)
-            factors = split(own, [sizes[i] for i in along], node) if len(along) > 1 else (own,)
-        else:
-            wholes = dict.fromkeys(piece.whole for segment in layout for piece in segment.pieces)
-            pieces = tuple(Piece(axis, node) for axis in wholes)
-            factors = tuple((Segment(sizes[i], pieces),) for i in along)
-        for i, factor in zip(along, factors, strict=True):
-            dims[i] = (factor,)
+        layout = line(places, along[0], node)
+        whole, start = sizes[along[0]], starts[along[0]]
+        known = isinstance(size, int) and isinstance(whole, int) and start + size <= whole
+        wholes = dict.fromkeys(piece.whole for segment in layout for piece in segment.pieces)
+        unknown = (Segment(size, tuple(Piece(axis, node) for axis in wholes)),)
+        dims.append((taken(layout, start, size, 1, node) if known else unknown,))
     return Places(tuple(dims))
 
 
-def _starts(offset: int, strides: Sequence[int], sizes: Sequence[int]) -> list[int]:
+def _starts(offset: int, strides: tuple[int, ...], sizes: tuple[int, ...]) -> list[int]:
     """The position along each dimension at which an element stands, by its place in memory."""
     starts = [0] * len(strides)
     for d in sorted(range(len(strides)), key=lambda d: -strides[d]):

@@ -86,8 +86,7 @@ class WrittenPieces:
         return [found for target, value in pairs for found in self._write(node, target, value)]
 
     def _write(self, node: torch.fx.Node, target: torch.fx.Node, value: Any) -> Iterator[Found]:
-        name = canonical_name(node)
-        plain = name in (*VALUES, *SCATTERS, "copy") or name.startswith("_foreach")
+        plain = canonical_name(node) in (*VALUES, *SCATTERS, "copy", "_foreach_copy")
         given = self.positions.values.get(value) if plain else self.positions.of(node)
         rank = fake_value(value if plain else target).dim()
         root, parts = self._parts(node, target, given, rank)

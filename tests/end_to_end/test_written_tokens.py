@@ -136,25 +136,6 @@ def frames_filled_into_a_view(model: Model, x: Tensor) -> Tensor:
     return model.attn[1](y)
 
 
-def added_all_at_once(model: Model, x: Tensor) -> Tensor:
-    y = torch.zeros_like(x)
-    torch._foreach_add_(list(y.unbind(1)), list(x.unbind(1))[::-1])
-    return model.attn[1](y)
-
-
-def rows_read_as_columns(model: Model, x: Tensor) -> Tensor:
-    y = x.new_empty(len(x), T, H * W, C)
-    for row in range(H):
-        y[:, :, row::H] = x[:, :, row]
-    return model.attn[1](y.view(x.shape))
-
-
-def frames_within_rows(model: Model, x: Tensor) -> Tensor:
-    """Read as rows within frames."""
-    rows = [x[:, i, row] for row in range(H) for i in range(T)]
-    return model.attn[1](grid(torch.cat(rows, 1)))
-
-
 def columns_shifted_by_padding(model: Model, x: Tensor) -> Tensor:
     return model.attn[1](F.pad(x, (0, 0, 1, -1)))
 
@@ -175,7 +156,6 @@ MOVED = (
     *(parts_flipped_alike, crop_before_it_is_filled, frames_attended_one_by_one),
     *(frames_filled_into_tokens, rows_copied_into_tokens, frames_filled_into_a_view),
     *(columns_shifted_by_padding, padded_in_front_cropped_behind, strided_from_another_token),
-    *(added_all_at_once, rows_read_as_columns, frames_within_rows),
 )
 
 
@@ -245,18 +225,10 @@ def filled_in_order(model: Model, x: Tensor) -> Tensor:
     return model.attn[1](torch.cat([y[:, : H * W].view(len(x), 1, H, W, C) * 2, grid(y)[:, 1:]], 1))
 
 
-def nested_in_another_order(model: Model, x: Tensor) -> Tensor:
-    y = x.new_empty(len(x), N, C)
-    for i in range(T):
-        for row in range(H):
-            y[:, (row * T + i) * W : (row * T + i + 1) * W] = x[:, i, row]
-    return model.attn[1](y.view(len(x), H, T, W, C).transpose(1, 2))
-
-
 IN_PLACE = (
     *(each_frame_in_its_place, first_frame_given, joint_buffer, halves_in_their_places),
     *(channels_turned_in_place, picked_rows_in_their_places, frames_between_others),
-    *(frames_convolved_one_by_one, filled_in_order, nested_in_another_order),
+    *(frames_convolved_one_by_one, filled_in_order),
 )
 CASES = [*((body, [0]) for body in MOVED), *((body, [0, 1, 2]) for body in IN_PLACE)]
 
