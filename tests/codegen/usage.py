@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sta_compile.codegen import cutlass_backward
-from sta_compile.codegen.blocks import choices, nvfp4_choices
+from sta_compile.codegen.blocks import Choice, choices, nvfp4_choices
 from sta_compile.codegen.cutlass_blocks import BLOCKS, FP8_BLOCKS, TIER_BLOCKS
 from sta_compile.codegen.cutlass_fp8 import CutlassFp8Forward, CutlassTieredForward
 from sta_compile.codegen.emitter import Problem
@@ -91,18 +91,7 @@ def problem_of(dtype: str, head_dim: int) -> Problem:
 def blackwell_specs() -> list[KernelSpec]:
     """Of data center and of workstation GPUs, with as many segments beside the video as each takes, all with lengths."""
     native = [
-        KernelSpec(
-            "triton",
-            "forward",
-            arch,
-            "bf16",
-            head_dim,
-            choice.blocks,
-            "tma",
-            choice.contexts,
-            "i64",
-            dense=True,
-        )
+        _blackwell_spec(arch, head_dim, choice)
         for arch in (100, 120)
         for head_dim in (32, 64, 128, 256)
         for choice in choices(arch, "bf16", head_dim, "tma")
@@ -112,23 +101,16 @@ def blackwell_specs() -> list[KernelSpec]:
 
 def nvfp4_specs() -> list[KernelSpec]:
     return [
-        KernelSpec(
-            "triton",
-            "forward",
-            arch,
-            "bf16",
-            head_dim,
-            choice.blocks,
-            "tma",
-            choice.contexts,
-            "i64",
-            dense=True,
-            precision="nvfp4",
-        )
+        replace(_blackwell_spec(arch, head_dim, choice), precision="nvfp4")
         for arch in (100, 120)
         for head_dim in (64, 128)
         for choice in nvfp4_choices(arch, head_dim)
     ]
+
+
+def _blackwell_spec(arch: int, head_dim: int, choice: Choice) -> KernelSpec:
+    shape = arch, "bf16", head_dim, choice.blocks, "tma", choice.contexts
+    return KernelSpec("triton", "forward", *shape, "i64", dense=True)
 
 
 def version() -> str:
